@@ -1,0 +1,86 @@
+"""What every backend offers, and the records that it takes. Knows no backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """The paged cache of a model: blocks of `block_size` token slots, for all layers."""
+
+    num_layers: int
+    block_size: int
+    num_kv_heads: int
+    head_size: int
+
+    def block_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of one block: all layers, K and V."""
+        return 2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_size * dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """The ragged batch of one step: `num_seqs` runs of query tokens, packed without padding.
+
+    Sequence i owns query tokens `query_start_loc[i]:query_start_loc[i + 1]`, the last of its `seq_lens[i]` tokens, whose
+    K/V stand in the blocks `block_tables[i]`, in order.
+    """
+
+    block_tables: Tensor  #: int32 [num_seqs, max_blocks]; entries past a sequence's last block are arbitrary
+    seq_lens: Tensor  #: int32 [num_seqs], tokens so far with this step's
+    query_start_loc: Tensor  #: int32 [num_seqs + 1]
+    slot_mapping: Tensor  #: int64 [num_tokens], `block_id * block_size + offset` of each query token
+    max_query_len: int
+    max_seq_len: int
+
+
+class Backend(Protocol):
+    """The functions of a backend module. A cache tensor's layout is the backend's own, except for its first dimension:
+    `cache[layer]` is what `write_kv` and `paged_attention` take."""
+
+    def allocate_cache(self, shape: CacheShape, num_blocks: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A cache of `num_blocks` uninitialised blocks; on the CPU beside a GPU, in pinned memory."""
+        ...
+
+    def write_kv(self, key: Tensor, value: Tensor, layer_cache: Tensor, slot_mapping: Tensor) -> None:
+        """Stores `key` and `value`, both [num_tokens, num_kv_heads, head_size], at `slot_mapping`, int64 [num_tokens]."""
+        ...
+
+    def paged_attention(
+        self,
+        query: Tensor,
+        layer_cache: Tensor,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Causal attention of each query token over its sequence's tokens up to itself.
+
+        Args:
+            query: [num_tokens, num_heads, head_size]; query head h reads KV head `h // (num_heads // num_kv_heads)`.
+            layer_cache: one layer of the cache, already holding the K/V of this step's tokens.
+            scale: multiplies the scores.
+            sliding_window: a token sees itself and the `sliding_window - 1` tokens before it.
+            softcap: scores become `softcap * tanh(scores / softcap)`.
+            sinks: [num_heads], a logit beside the scores that takes weight and adds no value.
+
+        Returns:
+            [num_tokens, num_heads, head_size], in `query`'s dtype; computed in float32.
+        """
+        ...
+
+    def copy_blocks(self, cache: Tensor, src: Tensor, dst: Tensor) -> None:
+        """Copies whole blocks within a cache, all layers: int64 block ids [num_copies]; no id is in both lists."""
+        ...
+
+    def swap_blocks(self, src_cache: Tensor, dst_cache: Tensor, src: Tensor, dst: Tensor) -> None:
+        """Copies whole blocks, all layers, from one cache to another, each id list int64 [num_copies] on the CPU."""
+        ...

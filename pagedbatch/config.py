@@ -1,0 +1,29 @@
+"""Settings of the engine, fixed for a run. Plain data; values come checked from the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+PreemptionMode = Literal["auto", "swap", "recompute"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What the scheduler and the pool need to know.
+
+    `num_blocks` and `num_swap_blocks` are the sizes of the device pool and of the host pool, in blocks of `block_size`
+    token slots. `max_model_len` is the most tokens a sequence may have, prompt included.
+    """
+
+    num_blocks: int
+    block_size: int = 16
+    num_swap_blocks: int = 0
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 4096
+    preemption: PreemptionMode = "auto"
+    prefix_cache: bool = True
+    eos_token_ids: frozenset[int] = frozenset()
+    check_invariants: bool = False
+    """Check after each step that no shared block was written and that no block was lost. For tests and bug hunts."""

@@ -1,0 +1,1 @@
+"""The job: rows in, requests to the engine, records out."""

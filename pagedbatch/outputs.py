@@ -1,0 +1,217 @@
+"""Records that cross a border: scheduler to runner, runner to scheduler, engine to job. Ids and numbers only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pagedbatch.params import GenerationParams
+
+#: The most likely tokens of one position: (token id, logprob), best first.
+TopLogprobs = list[tuple[int, float]]
+
+
+class BlockCopy(NamedTuple):
+    """Copy a whole block, all layers, K and V, from one block id to another."""
+
+    src: int
+    dst: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """A run of tokens of one sequence to compute in this step.
+
+    `token_ids` are the query tokens; `context_len` tokens before them stand in the pool already or are computed in
+    the same step by a sequence that shares the blocks. `block_table` covers `context_len + len(token_ids)` tokens; it
+    is the manager's own list, valid during the step and not to be changed.
+    """
+
+    seq_id: int
+    token_ids: list[int]
+    context_len: int
+    block_table: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The tokens so far of one sequence, for controls that look back."""
+
+    prompt_token_ids: list[int]
+    output_token_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleTask:
+    """Draw one token for each of `sample_indices` from the last position of scheduled sequence `row`.
+
+    More than one index stands only at the first position of a group with n > 1. `position` counts generated tokens.
+    """
+
+    row: int
+    params: GenerationParams
+    rng_key: int
+    sample_indices: tuple[int, ...]
+    position: int
+    history: History | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamTask:
+    """Rank the continuations of the beams in scheduled sequences `rows`, whose summed logprobs are `scores`."""
+
+    rows: range
+    params: GenerationParams
+    scores: list[float]
+    num_candidates: int
+    position: int
+    histories: list[History] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step for the runner: first `swap_out`, then `swap_in`, then `copies`, then one forward of `sequences`."""
+
+    step: int
+    sequences: list[ScheduledSequence]
+    samples: list[SampleTask]
+    beams: list[BeamTask]
+    copies: list[BlockCopy]
+    swap_out: list[BlockCopy]
+    swap_in: list[BlockCopy]
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    """What a `SampleTask` drew: one entry a sample index. `error` is set when the row's logits are not numbers."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    top_logprobs: list[TopLogprobs] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamResult:
+    """The best continuations of a beam group, best first.
+
+    `parents` index into the task's rows; `scores` are the summed (processed) logprobs up to and with the new token;
+    `logprobs` are the new token's own. Fewer than asked come back when fewer are possible.
+    `top_logprobs` has one entry a parent row.
+    """
+
+    parents: list[int]
+    token_ids: list[int]
+    scores: list[float]
+    logprobs: list[float]
+    top_logprobs: list[TopLogprobs] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """Where a step's time went on the runner's side. `model` excludes `attention`."""
+
+    model: float = 0.0
+    attention: float = 0.0
+    sampling: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRunnerOutput:
+    """Results in the order of the step's tasks."""
+
+    samples: list[SampleResult]
+    beams: list[BeamResult]
+    seconds: StepSeconds = StepSeconds()
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One finished output of a request. `top_logprobs` is None unless the request asked for logprobs."""
+
+    index: int
+    token_ids: list[int]
+    token_logprobs: list[float]
+    cumulative_logprob: float
+    finish_reason: str
+    stop_reason: str | int | None
+    score: float | None = None
+    top_logprobs: list[TopLogprobs] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A finished request: its outputs, or an error that says why there are none."""
+
+    request_id: int
+    outputs: list[CompletionOutput]
+    num_prompt_tokens: int
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    error: str | None = None
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(len(output.token_ids) for output in self.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounts:
+    """Blocks by state: `private + shared + cached + free` is the pool. `filled_slots` lie in live blocks.
+
+    `logical` is the summed length of all block tables: what the live blocks would be without sharing.
+    """
+
+    private: int
+    shared: int
+    cached: int
+    free: int
+    logical: int
+    filled_slots: int
+
+    @property
+    def live(self) -> int:
+        return self.private + self.shared
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounters:
+    """Totals since the start of the run."""
+
+    cow_copies: int = 0
+    preemptions_swap: int = 0
+    preemptions_recompute: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    recomputed_tokens: int = 0
+    prefix_queried_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepSnapshot:
+    """The engine right after a step was scheduled, and what the step cost. Read by the account and the display."""
+
+    step: int
+    pool: PoolCounts
+    counters: EngineCounters
+    running_groups: int
+    running_sequences: int
+    waiting_groups: int
+    num_tokens: int
+    seconds: StepSeconds
+    host_seconds: float
+    step_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What `Engine.step` gives back: rows that finished in it, and the state for the account."""
+
+    finished: Sequence[RequestOutput] = field(default_factory=list)
+    snapshot: StepSnapshot | None = None

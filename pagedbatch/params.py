@@ -1,0 +1,198 @@
+"""What a row may ask of generation: names, types, ranges and the combinations that are refused.
+
+Knows nothing about models, files or flags. Names are OpenAI's where OpenAI has one, else Hugging Face's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from pagedbatch.errors import ParamError
+
+DEFAULT_MAX_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationParams:
+    """The resolved settings of one request.
+
+    `temperature` 0 is greedy. `num_beams` > 1 is beam search and then `n` is how many of its hypotheses are returned.
+    `logprobs` K asks for the chosen token's logprob and the K most likely tokens of each position.
+    """
+
+    n: int = 1
+    num_beams: int = 1
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+
+    @property
+    def use_beam_search(self) -> bool:
+        return self.num_beams > 1
+
+    @property
+    def width(self) -> int:
+        """Sequences alive at once after the first token: samples, or beams."""
+        return self.num_beams if self.use_beam_search else self.n
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether a logits processor looks at the tokens so far."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.no_repeat_ngram_size > 0
+        )
+
+
+def _integer(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ParamError(f"{name} must be an integer, got {value!r}")
+    return value
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ParamError(f"{name} must be a finite number, got {value!r}")
+    return float(value)
+
+
+def _boolean(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ParamError(f"{name} must be true or false, got {value!r}")
+    return value
+
+
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, (list, tuple)) or not all(isinstance(item, str) and item for item in items):
+        raise ParamError(f"{name} must be a non-empty string or a list of them, got {value!r}")
+    return tuple(items)
+
+
+def _token_ids(name: str, value: Any) -> tuple[int, ...]:
+    items = [value] if isinstance(value, int) else value
+    if not isinstance(items, (list, tuple)):
+        raise ParamError(f"{name} must be a list of token ids, got {value!r}")
+    return tuple(_integer(name, item) for item in items)
+
+
+def _logit_bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
+    if not isinstance(value, Mapping):
+        raise ParamError(f"{name} must be an object of token id to bias, got {value!r}")
+    pairs = []
+    for key, bias in value.items():
+        try:
+            token_id = int(key)
+        except (TypeError, ValueError):
+            raise ParamError(f"{name}: {key!r} is not a token id") from None
+        pairs.append((token_id, _number(name, bias)))
+    return tuple(sorted(pairs))
+
+
+def _logprobs(name: str, value: Any) -> int | None:
+    if value is False:
+        return None
+    return _integer(name, value)
+
+
+def _early_stopping(name: str, value: Any) -> bool | str:
+    named = {"true": True, "false": False, "never": "never"}
+    if isinstance(value, str) and value.lower() in named:
+        value = named[value.lower()]
+    if value is True or value is False or value == "never":
+        return value
+    raise ParamError(f"{name} must be true, false or 'never', got {value!r}")
+
+
+#: How each field is read from JSON or TOML. The keys are exactly the fields of `GenerationParams`.
+READERS: dict[str, Callable[[str, Any], Any]] = {
+    "n": _integer,
+    "num_beams": _integer,
+    "temperature": _number,
+    "top_p": _number,
+    "top_k": _integer,
+    "min_p": _number,
+    "seed": _integer,
+    "max_tokens": _integer,
+    "min_tokens": _integer,
+    "stop": _strings,
+    "stop_token_ids": _token_ids,
+    "ignore_eos": _boolean,
+    "logprobs": _logprobs,
+    "presence_penalty": _number,
+    "frequency_penalty": _number,
+    "repetition_penalty": _number,
+    "no_repeat_ngram_size": _integer,
+    "logit_bias": _logit_bias,
+    "length_penalty": _number,
+    "early_stopping": _early_stopping,
+}
+assert set(READERS) == {field.name for field in fields(GenerationParams)}
+
+
+def resolve(*layers: Mapping[str, Any]) -> GenerationParams:
+    """Merges setting layers, the strongest last, into checked parameters.
+
+    Each layer maps field names to raw values; `None` means "not given here". Where no layer gives a temperature it is
+    0 (greedy) for one output or for beams, and 1.0 for several samples.
+
+    Raises:
+        ParamError: a value has the wrong type or range, or two settings can't be combined.
+    """
+    values: dict[str, Any] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            if value is not None:
+                values[name] = READERS[name](name, value)
+    if "temperature" not in values:
+        samples_several = values.get("n", 1) > 1 and values.get("num_beams", 1) == 1
+        values["temperature"] = 1.0 if samples_several else 0.0
+    params = GenerationParams(**values)
+    _check(params)
+    return params
+
+
+def _check(p: GenerationParams) -> None:
+    bounds = (
+        (p.n >= 1, f"n must be at least 1, got {p.n}"),
+        (p.num_beams >= 1, f"num_beams must be at least 1, got {p.num_beams}"),
+        (p.temperature >= 0, f"temperature must be 0 (greedy) or more, got {p.temperature}"),
+        (0 < p.top_p <= 1, f"top_p must be above 0 and at most 1, got {p.top_p}"),
+        (p.top_k >= -1, f"top_k must be 0 (off) or more, got {p.top_k}"),
+        (0 <= p.min_p <= 1, f"min_p must lie between 0 and 1, got {p.min_p}"),
+        (p.max_tokens >= 1, f"max_tokens must be at least 1, got {p.max_tokens}"),
+        (p.min_tokens >= 0, f"min_tokens must be 0 or more, got {p.min_tokens}"),
+        (p.min_tokens <= p.max_tokens, f"min_tokens {p.min_tokens} is above max_tokens {p.max_tokens}"),
+        (p.logprobs is None or 0 <= p.logprobs <= 100, f"logprobs must lie between 0 and 100, got {p.logprobs}"),
+        (p.repetition_penalty > 0, f"repetition_penalty must be above 0, got {p.repetition_penalty}"),
+        (p.no_repeat_ngram_size >= 0, f"no_repeat_ngram_size must be 0 or more, got {p.no_repeat_ngram_size}"),
+    )
+    for holds, message in bounds:
+        if not holds:
+            raise ParamError(message)
+    if p.use_beam_search and p.n > p.num_beams:
+        raise ParamError(f"n {p.n} is above num_beams {p.num_beams}: beam search returns at most num_beams outputs")
+    if p.use_beam_search and p.temperature > 0:
+        raise ParamError(f"temperature {p.temperature} can't be combined with num_beams {p.num_beams}: beams don't sample")
+    if not p.use_beam_search and p.n > 1 and p.temperature == 0:
+        raise ParamError(f"n {p.n} with temperature 0 gives {p.n} equal outputs: raise the temperature or set num_beams")

@@ -1,0 +1,173 @@
+"""A request and the sequences it becomes: plain state, changed only by the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from itertools import islice
+
+from pagedbatch.outputs import TopLogprobs
+from pagedbatch.params import GenerationParams
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One input row, tokenised and checked.
+
+    `rng_key` is a 64-bit number made from the seed and the row's id: with a sample index and a position it alone
+    decides every random draw of the row. Lower `priority` values run first.
+    """
+
+    request_id: int
+    prompt_token_ids: list[int]
+    params: GenerationParams
+    rng_key: int = 0
+    priority: int = 0
+
+
+class TokenNode:
+    """One generated token and a pointer to the one before it.
+
+    A fork shares its parent's whole history, so that a beam step costs one node a survivor whatever the length; what
+    only dead beams knew is collected by the interpreter.
+    """
+
+    __slots__ = ("length", "logprob", "parent", "token_id", "top_logprobs")
+
+    def __init__(
+        self, token_id: int, logprob: float, parent: TokenNode | None, top_logprobs: TopLogprobs | None = None
+    ) -> None:
+        self.token_id = token_id
+        self.logprob = logprob
+        self.parent = parent
+        self.top_logprobs = top_logprobs
+        self.length: int = 1 if parent is None else parent.length + 1
+
+    def backwards(self) -> Iterator[TokenNode]:
+        """This node, then its ancestors up to the first generated token."""
+        node: TokenNode | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+
+def output_token_ids(node: TokenNode | None, last: int | None = None) -> list[int]:
+    """The generated token ids up to `node`, or the `last` of them, in order."""
+    if node is None:
+        return []
+    ids = [n.token_id for n in islice(node.backwards(), last)]
+    ids.reverse()
+    return ids
+
+
+class Sequence:
+    """One growing output of a group: its history, and how far its K/V stand in the pool."""
+
+    __slots__ = ("cumulative_logprob", "group", "num_cached_tokens", "num_computed_tokens", "peak_computed_tokens",
+                 "sample_index", "seq_id", "tail")  # fmt: skip
+
+    def __init__(self, seq_id: int, group: SequenceGroup, sample_index: int) -> None:
+        self.seq_id = seq_id
+        self.group = group
+        self.sample_index = sample_index
+        self.tail: TokenNode | None = None
+        self.cumulative_logprob = 0.0
+        self.num_computed_tokens = 0
+        #: The most tokens that were ever computed: what lies below it and is computed again is recomputation.
+        self.peak_computed_tokens = 0
+        self.num_cached_tokens = 0
+
+    @property
+    def num_output_tokens(self) -> int:
+        return 0 if self.tail is None else self.tail.length
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.group.prompt_token_ids) + self.num_output_tokens
+
+    @property
+    def num_missing_tokens(self) -> int:
+        """Tokens whose K/V must still be computed before the next one can be drawn."""
+        return self.num_tokens - self.num_computed_tokens
+
+    def token_slice(self, start: int, stop: int) -> list[int]:
+        """Token ids `[start, stop)` of prompt and output together."""
+        prompt = self.group.prompt_token_ids
+        if stop <= len(prompt):
+            return prompt[start:stop]
+        assert self.tail is not None
+        if start == stop - 1 and stop == len(prompt) + self.tail.length:
+            return [self.tail.token_id]  # a decode step: no walk
+        first_output = max(start, len(prompt))
+        outputs = output_token_ids(self.tail, last=self.num_tokens - first_output)
+        return prompt[start:first_output] + outputs[: stop - first_output]
+
+    def append(self, token_id: int, logprob: float, top_logprobs: TopLogprobs | None = None) -> None:
+        self.tail = TokenNode(token_id, logprob, self.tail, top_logprobs)
+        self.cumulative_logprob += logprob
+
+    def fork(self, seq_id: int, sample_index: int) -> Sequence:
+        """A child with the same history; its block table is forked by the block manager."""
+        child = Sequence(seq_id, self.group, sample_index)
+        child.tail = self.tail
+        child.cumulative_logprob = self.cumulative_logprob
+        child.num_computed_tokens = self.num_computed_tokens
+        child.peak_computed_tokens = self.peak_computed_tokens
+        return child
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedSequence:
+    """A complete output: a sample, or a beam hypothesis. `score` is set for beams only."""
+
+    sample_index: int
+    tail: TokenNode | None
+    cumulative_logprob: float
+    finish_reason: str
+    stop_reason: str | int | None
+    score: float | None = None
+
+
+class GroupState(Enum):
+    """Where a group stands. Only RUNNING groups own device blocks."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    SWAPPED = auto()
+    FINISHED = auto()
+
+
+@dataclass(slots=True, eq=False)
+class SequenceGroup:
+    """The samples or beams of one request. They move together: admitted, sampled, preempted as one."""
+
+    request: Request
+    arrival: int
+    sequences: list[Sequence] = field(default_factory=list)
+    finished: list[FinishedSequence] = field(default_factory=list)
+    state: GroupState = GroupState.WAITING
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self.request.prompt_token_ids
+
+    @property
+    def params(self) -> GenerationParams:
+        return self.request.params
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sort key of the queues: lower priority values first, then the older."""
+        return (self.request.priority, self.arrival)
+
+    @property
+    def num_missing_tokens(self) -> int:
+        return sum(seq.num_missing_tokens for seq in self.sequences)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far by each live sequence: siblings keep step with each other."""
+        return self.sequences[0].num_output_tokens

@@ -1,0 +1,1 @@
+"""The account of memory. Reads plain snapshots; knows no torch and no scheduler."""
