@@ -1,0 +1,44 @@
+"""Fixtures that many tests share: the models, made once a session."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# Before torch is imported: the models here are far too small to gain from threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def table_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`models.table_model`: beam scores that can be worked out on paper."""
+    from models import table_model
+
+    path = tmp_path_factory.mktemp("table_model")
+    table_model(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def rand_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`models.rand_model`: output that depends on the whole context."""
+    from models import rand_model
+
+    path = tmp_path_factory.mktemp("rand_model")
+    rand_model(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def stories_path() -> Path:
+    """stories260K, a trained Llama of 260 k parameters; not part of the repository."""
+    shared = Path(os.environ.get("PAGEDBATCH_SHARED", REPOSITORY.parent / "shared"))
+    path = shared / "models" / "stories260K-hf"
+    if not path.is_dir():
+        pytest.skip(f"no stories260K model at {path}; PAGEDBATCH_SHARED names the folder that holds models/")
+    return path
