@@ -1,0 +1,36 @@
+"""How long prompts and outputs were: counts in power-of-two buckets. Knows numbers only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Lengths:
+    """Count, sum, extremes and a histogram of token counts, in constant memory."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._total = 0
+        self._min = 0
+        self._max = 0
+        self._buckets: dict[int, int] = {}
+
+    def add(self, tokens: int) -> None:
+        self._min = tokens if self.count == 0 else min(self._min, tokens)
+        self._max = max(self._max, tokens)
+        self.count += 1
+        self._total += tokens
+        bucket = tokens.bit_length()
+        self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """`histogram` is a list of [least tokens, most tokens, count], ascending, empty buckets left out."""
+        return {
+            "count": self.count,
+            "mean": round(self._total / self.count, 2) if self.count else None,
+            "min": self._min if self.count else None,
+            "max": self._max if self.count else None,
+            "histogram": [
+                [1 << bucket >> 1, (1 << bucket) - 1, self._buckets[bucket]] for bucket in sorted(self._buckets)
+            ],
+        }

@@ -1,0 +1,147 @@
+"""The account of one run: folds step snapshots and finished rows into the figures of OUT.stats.json.
+
+Knows no engine, no torch and no file. A step costs a few additions, whatever the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from pagedbatch.outputs import EngineCounters, PoolCounts, RequestOutput, StepSnapshot
+from pagedbatch.params import GenerationParams
+from pagedbatch.stats.baselines import compare
+from pagedbatch.stats.lengths import Lengths
+from pagedbatch.stats.sample import RowSample, sequence_lengths
+from pagedbatch.stats.timeline import Timeline
+
+
+class MemoryAccount:
+    """What the run's KV pool held, step by step.
+
+    `block_bytes` is the size of one block over all layers, K and V. `max_num_seqs` caps the contiguous baselines as it
+    caps the run. Averages count every step once: sharing saving is the mean of 1 - live / logical blocks, KV used the
+    mean of filled slots / slots of live blocks, each over the steps that had a live block (PagedAttention, arXiv
+    2309.06180, sections 2.2 and 6.3).
+    """
+
+    def __init__(self, *, num_blocks: int, block_size: int, block_bytes: int, max_num_seqs: int | None = None) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.block_bytes = block_bytes
+        self.max_num_seqs = max_num_seqs
+        self._counters = EngineCounters()
+        self._final_live: int | None = None
+
+        self._steps = 0
+        self._steps_with_live = 0
+        self._live = self._logical = self._running = 0
+        self._saving = self._kv_used = 0.0
+        self._peak_live = self._peak_shared = self._peak_running = 0
+        self._model = self._attention = self._sampling = self._host = self._io = 0.0
+
+        self._timeline = Timeline()
+        self._sample = RowSample()
+        self._prompt_lengths = Lengths()
+        self._output_lengths = Lengths()
+
+    def observe(self, snapshot: StepSnapshot) -> None:
+        """Takes in a step, right after it ran."""
+        pool = snapshot.pool
+        live = pool.private + pool.shared
+        self._steps += 1
+        self._live += live
+        self._logical += pool.logical
+        self._running += snapshot.running_sequences
+        if live:
+            self._steps_with_live += 1
+            self._saving += 1 - live / pool.logical
+            self._kv_used += pool.filled_slots / (live * self.block_size)
+            self._peak_live = max(self._peak_live, live)
+            self._peak_shared = max(self._peak_shared, pool.shared)
+        self._peak_running = max(self._peak_running, snapshot.running_sequences)
+        seconds = snapshot.seconds
+        self._model += seconds.model
+        self._attention += seconds.attention
+        self._sampling += seconds.sampling
+        self._host += snapshot.host_seconds
+        self._counters = snapshot.counters
+        self._timeline.add(snapshot)
+
+    def row_finished(self, output: RequestOutput, params: GenerationParams, max_model_len: int) -> None:
+        """Takes in a row that this run finished. Error rows have no sequences and leave no trace."""
+        sequences = sequence_lengths(output, params, max_model_len)
+        if not sequences:
+            return
+        self._sample.add(output.request_id, sequences)
+        self._prompt_lengths.add(output.num_prompt_tokens)
+        for completion in output.outputs:
+            self._output_lengths.add(len(completion.token_ids))
+
+    def add_io(self, seconds: float) -> None:
+        """Adds time spent reading rows and writing records."""
+        self._io += seconds
+
+    def close(self, pool: PoolCounts) -> None:
+        """Takes in the pool after the last row: a block still live then was leaked."""
+        self._final_live = pool.live
+
+    def memory(self) -> dict[str, Any]:
+        """The `memory` section of the stats: blocks, tokens, bytes, and shares between 0 and 1.
+
+        `kv_used` and `sharing_saving` are None when no step held a block.
+        """
+        counters = self._counters
+        num_slots = self.num_blocks * self.block_size
+        contiguous = compare(self._sample.sequences(), num_slots, self.max_num_seqs)
+        swapped_blocks = counters.swapped_out_blocks + counters.swapped_in_blocks
+        return {
+            "num_blocks": self.num_blocks,
+            "block_size": self.block_size,
+            "block_bytes": self.block_bytes,
+            "peak_live_blocks": self._peak_live,
+            "mean_live_blocks": _mean(self._live, self._steps),
+            "mean_logical_blocks": _mean(self._logical, self._steps),
+            "final_live_blocks": self._final_live,
+            "peak_shared_blocks": self._peak_shared,
+            "sharing_saving": _mean(self._saving, self._steps_with_live, empty=None),
+            "kv_used": _mean(self._kv_used, self._steps_with_live, empty=None),
+            "mean_running_sequences": _mean(self._running, self._steps),
+            "peak_running_sequences": self._peak_running,
+            "cow_copies": counters.cow_copies,
+            "preemptions": {"swap": counters.preemptions_swap, "recompute": counters.preemptions_recompute},
+            "swapped_blocks": swapped_blocks,
+            "swapped_out_blocks": counters.swapped_out_blocks,
+            "swapped_in_blocks": counters.swapped_in_blocks,
+            "swapped_bytes": swapped_blocks * self.block_bytes,
+            "recomputed_tokens": counters.recomputed_tokens,
+            "prefix_cache": {
+                "queried_tokens": counters.prefix_queried_tokens,
+                "hit_tokens": counters.prefix_hit_tokens,
+            },
+            "contiguous": {
+                name: {key: round(value, 6) for key, value in asdict(use).items()} for name, use in contiguous.items()
+            },
+        }
+
+    def time(self) -> dict[str, float]:
+        """Seconds by what they were spent on. `model` excludes `attention`; `host` is scheduling and bookkeeping."""
+        return {
+            "model": round(self._model, 4),
+            "attention": round(self._attention, 4),
+            "sampling": round(self._sampling, 4),
+            "host": round(self._host, 4),
+            "io": round(self._io, 4),
+        }
+
+    def timeline(self) -> list[dict[str, Any]]:
+        """The run over time; see `Timeline.points`."""
+        return self._timeline.points()
+
+    def lengths(self) -> dict[str, Any]:
+        """Token counts of the prompts and of the outputs that this run finished; see `Lengths.as_dict`."""
+        return {"prompt": self._prompt_lengths.as_dict(), "output": self._output_lengths.as_dict()}
+
+
+def _mean(total: float, count: int, empty: float | None = 0.0) -> float | None:
+    return round(total / count, 6) if count else empty

@@ -1,0 +1,50 @@
+"""The rows that the contiguous baselines are replayed on: the first of the input, bounded. Knows finished rows only."""
+
+from __future__ import annotations
+
+import heapq
+
+from pagedbatch.outputs import RequestOutput
+from pagedbatch.params import GenerationParams
+from pagedbatch.stats.baselines import SequenceLengths
+
+MAX_SEQUENCES = 2000
+
+
+def sequence_lengths(output: RequestOutput, params: GenerationParams, max_model_len: int) -> list[SequenceLengths]:
+    """The sequences that a contiguous system would have held for a finished row; none for an error.
+
+    Samples end where they ended. Beams run side by side until the search ends, so each of the `num_beams` is as long as
+    the longest hypothesis that came back.
+    """
+    if output.error is not None or not output.outputs:
+        return []
+    prompt = output.num_prompt_tokens
+    limit = min(prompt + params.max_tokens, max_model_len)
+    counts = [max(1, len(completion.token_ids)) for completion in output.outputs]
+    if params.use_beam_search:
+        counts = [max(counts)] * params.num_beams
+    return [SequenceLengths(prompt, count, limit) for count in counts]
+
+
+class RowSample:
+    """Keeps the first rows in input order, at most `max_sequences` sequences (but at least one row).
+
+    Rows finish in another order, short ones first; keeping whichever ended first would make the sample too short.
+    """
+
+    def __init__(self, max_sequences: int = MAX_SEQUENCES) -> None:
+        self._max_sequences = max_sequences
+        self._num_sequences = 0
+        self._rows: list[tuple[int, list[SequenceLengths]]] = []  # heap, the latest row on top
+
+    def add(self, request_id: int, sequences: list[SequenceLengths]) -> None:
+        heapq.heappush(self._rows, (-request_id, sequences))
+        self._num_sequences += len(sequences)
+        while len(self._rows) > 1 and self._num_sequences > self._max_sequences:
+            _, dropped = heapq.heappop(self._rows)
+            self._num_sequences -= len(dropped)
+
+    def sequences(self) -> list[SequenceLengths]:
+        """In order of arrival."""
+        return [lengths for _, row in sorted(self._rows, key=lambda row: -row[0]) for lengths in row]
