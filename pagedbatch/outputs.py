@@ -177,9 +177,9 @@ class PoolCounts:
         return self.private + self.shared
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EngineCounters:
-    """Totals since the start of the run."""
+    """Totals since the start of the run. The scheduler counts in its own; a snapshot carries a copy."""
 
     cow_copies: int = 0
     preemptions_swap: int = 0

@@ -119,8 +119,8 @@ def _early_stopping(name: str, value: Any) -> bool | str:
     named = {"true": True, "false": False, "never": "never"}
     if isinstance(value, str) and value.lower() in named:
         value = named[value.lower()]
-    if value is True or value is False or value == "never":
-        return value
+    if isinstance(value, bool) or value == "never":
+        return "never" if value == "never" else bool(value)
     raise ParamError(f"{name} must be true, false or 'never', got {value!r}")
 
 
@@ -150,23 +150,21 @@ READERS: dict[str, Callable[[str, Any], Any]] = {
 assert set(READERS) == {field.name for field in fields(GenerationParams)}
 
 
-def resolve(*layers: Mapping[str, Any]) -> GenerationParams:
+def resolve(model_defaults: Mapping[str, Any], *layers: Mapping[str, Any]) -> GenerationParams:
     """Merges setting layers, the strongest last, into checked parameters.
 
-    Each layer maps field names to raw values; `None` means "not given here". Where no layer gives a temperature it is
-    0 (greedy) for one output or for beams, and 1.0 for several samples.
+    Each layer maps field names to raw values; `None` means "not given here". Where nobody gives a temperature it is 0
+    (greedy) for one output and 1.0 for several samples. Beams don't sample, so that a model's own temperature is not
+    for them.
 
     Raises:
         ParamError: a value has the wrong type or range, or two settings can't be combined.
     """
-    values: dict[str, Any] = {}
-    for layer in layers:
-        for name, value in layer.items():
-            if value is not None:
-                values[name] = READERS[name](name, value)
-    if "temperature" not in values:
-        samples_several = values.get("n", 1) > 1 and values.get("num_beams", 1) == 1
-        values["temperature"] = 1.0 if samples_several else 0.0
+    asked = {name: value for layer in layers for name, value in layer.items() if value is not None}
+    values = {name: READERS[name](name, value) for name, value in {**model_defaults, **asked}.items()}
+    uses_beams = values.get("num_beams", 1) > 1
+    if "temperature" not in asked and (uses_beams or "temperature" not in values):
+        values["temperature"] = 1.0 if values.get("n", 1) > 1 and not uses_beams else 0.0
     params = GenerationParams(**values)
     _check(params)
     return params
@@ -193,6 +191,10 @@ def _check(p: GenerationParams) -> None:
     if p.use_beam_search and p.n > p.num_beams:
         raise ParamError(f"n {p.n} is above num_beams {p.num_beams}: beam search returns at most num_beams outputs")
     if p.use_beam_search and p.temperature > 0:
-        raise ParamError(f"temperature {p.temperature} can't be combined with num_beams {p.num_beams}: beams don't sample")
+        raise ParamError(
+            f"temperature {p.temperature} can't be combined with num_beams {p.num_beams}: beams don't sample"
+        )
     if not p.use_beam_search and p.n > 1 and p.temperature == 0:
-        raise ParamError(f"n {p.n} with temperature 0 gives {p.n} equal outputs: raise the temperature or set num_beams")
+        raise ParamError(
+            f"n {p.n} with temperature 0 gives {p.n} equal outputs: raise the temperature or set num_beams"
+        )

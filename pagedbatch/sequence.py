@@ -64,8 +64,9 @@ def output_token_ids(node: TokenNode | None, last: int | None = None) -> list[in
 class Sequence:
     """One growing output of a group: its history, and how far its K/V stand in the pool."""
 
-    __slots__ = ("cumulative_logprob", "group", "num_cached_tokens", "num_computed_tokens", "peak_computed_tokens",
-                 "sample_index", "seq_id", "tail")  # fmt: skip
+    __slots__ = (
+        "cumulative_logprob", "group", "num_computed_tokens", "peak_computed_tokens", "sample_index", "seq_id", "tail",
+    )  # fmt: skip
 
     def __init__(self, seq_id: int, group: SequenceGroup, sample_index: int) -> None:
         self.seq_id = seq_id
@@ -76,7 +77,6 @@ class Sequence:
         self.num_computed_tokens = 0
         #: The most tokens that were ever computed: what lies below it and is computed again is recomputation.
         self.peak_computed_tokens = 0
-        self.num_cached_tokens = 0
 
     @property
     def num_output_tokens(self) -> int:
@@ -103,13 +103,9 @@ class Sequence:
         outputs = output_token_ids(self.tail, last=self.num_tokens - first_output)
         return prompt[start:first_output] + outputs[: stop - first_output]
 
-    def append(self, token_id: int, logprob: float, top_logprobs: TopLogprobs | None = None) -> None:
-        self.tail = TokenNode(token_id, logprob, self.tail, top_logprobs)
-        self.cumulative_logprob += logprob
-
-    def fork(self, seq_id: int, sample_index: int) -> Sequence:
+    def fork(self, seq_id: int) -> Sequence:
         """A child with the same history; its block table is forked by the block manager."""
-        child = Sequence(seq_id, self.group, sample_index)
+        child = Sequence(seq_id, self.group, self.sample_index)
         child.tail = self.tail
         child.cumulative_logprob = self.cumulative_logprob
         child.num_computed_tokens = self.num_computed_tokens
@@ -119,10 +115,10 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class FinishedSequence:
-    """A complete output: a sample, or a beam hypothesis. `score` is set for beams only."""
+    """A complete output. `score` is set for beam hypotheses only: the length-penalised sum."""
 
     sample_index: int
-    tail: TokenNode | None
+    tail: TokenNode
     cumulative_logprob: float
     finish_reason: str
     stop_reason: str | int | None
@@ -149,6 +145,10 @@ class SequenceGroup:
     state: GroupState = GroupState.WAITING
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    #: Distinct blocks that the group held when it was last preempted by recomputation.
+    num_blocks_lost: int = 0
+    search_is_over: bool = False
+    error: str | None = None
 
     @property
     def prompt_token_ids(self) -> list[int]:
@@ -162,6 +162,11 @@ class SequenceGroup:
     def order(self) -> tuple[int, int]:
         """Sort key of the queues: lower priority values first, then the older."""
         return (self.request.priority, self.arrival)
+
+    @property
+    def width(self) -> int:
+        """Sequences that the group has, or will have once it first draws."""
+        return self.params.width if self.sequences[0].tail is None else len(self.sequences)
 
     @property
     def num_missing_tokens(self) -> int:

@@ -1,0 +1,96 @@
+"""One step of beam search: who survives, who is finished, and whether the search is over. Pure functions.
+
+The meaning is that of Hugging Face's `generate(num_beams=...)`: candidates are ranked by summed logprob; of the best
+`num_beams`, those that end become hypotheses, scored by `sum / length ** length_penalty` over generated tokens, the end
+token included; the best `num_beams` candidates that do not end live on. `early_stopping`:
+
+- True: stop as soon as `num_beams` hypotheses are complete.
+- False: stop when no live beam, scored at its present length, beats the worst hypothesis (a heuristic; the default).
+- "never": the same, but with a positive `length_penalty` a live beam is scored as if it kept its sum up to the length
+  limit, so that the search stops only when nothing can improve.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pagedbatch.params import GenerationParams
+
+
+@dataclass(frozen=True, slots=True)
+class BeamStep:
+    """The verdict on one step's candidates, as indices into them.
+
+    `survivors` live on, best first; `finished` become hypotheses with `finished_scores`. `kept` are the indices of the
+    standing hypotheses that stay among the best `num_beams`.
+    """
+
+    survivors: list[int]
+    finished: list[int]
+    finished_scores: list[float]
+    kept: list[int]
+    done: bool
+
+
+def num_candidates(num_beams: int, num_end_tokens: int) -> int:
+    """How many candidates a step must look at so that `num_beams` of them do not end.
+
+    Every beam can end in at most `num_end_tokens` ways; at least two candidates a beam are looked at.
+    """
+    return max(2, 1 + num_end_tokens) * num_beams
+
+
+def length_penalised(score: float, length: int, length_penalty: float) -> float:
+    """The score of a hypothesis of `length` generated tokens, the end token included, with summed logprob `score`."""
+    return score / math.pow(length, length_penalty)
+
+
+def select(
+    params: GenerationParams,
+    scores: Sequence[float],
+    ends: Sequence[bool],
+    standing: Sequence[float],
+    length: int,
+    max_length: int,
+) -> BeamStep:
+    """Ranks one step's candidates.
+
+    Args:
+        params: `num_beams`, `length_penalty` and `early_stopping` of the request.
+        scores: summed logprob of each candidate with its new token, best first.
+        ends: whether the candidate is complete (end token, stop string, length limit).
+        standing: scores of the hypotheses so far.
+        length: generated tokens of the candidates, the new one included.
+        max_length: the most tokens that may be generated.
+    """
+    num_beams = params.num_beams
+    survivors = [i for i, end in enumerate(ends) if not end][:num_beams]
+
+    # Ends outside the best num_beams are dropped: those candidates were only looked at to find enough survivors.
+    ended = [i for i, end in enumerate(ends[:num_beams]) if end]
+    merged = [(score, 0, i) for i, score in enumerate(standing)]
+    merged += [(length_penalised(scores[i], length, params.length_penalty), 1, i) for i in ended]
+    merged.sort(key=lambda entry: -entry[0])  # stable: a standing hypothesis wins a tie
+    best = merged[:num_beams]
+
+    return BeamStep(
+        survivors=survivors,
+        finished=[i for _, is_new, i in best if is_new],
+        finished_scores=[score for score, is_new, _ in best if is_new],
+        kept=[i for _, is_new, i in best if not is_new],
+        done=not survivors or _is_over(params, best, scores[survivors[0]], length, max_length),
+    )
+
+
+def _is_over(
+    params: GenerationParams, best: list[tuple[float, int, int]], best_live: float, length: int, max_length: int
+) -> bool:
+    if len(best) < params.num_beams:
+        return False
+    if params.early_stopping is True:
+        return True
+    looks_ahead = params.early_stopping == "never" and params.length_penalty > 0
+    hypothetical = length_penalised(best_live, max_length if looks_ahead else length, params.length_penalty)
+    return hypothetical <= best[-1][0]

@@ -1,0 +1,149 @@
+"""The engine: requests in, finished outputs out, one step at a time. Knows the runner only by its protocol."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator
+from typing import Protocol
+
+from pagedbatch.config import EngineConfig
+from pagedbatch.engine.advance import GroupAdvancer
+from pagedbatch.engine.plan import StepPlan
+from pagedbatch.engine.scheduler import Scheduler
+from pagedbatch.engine.stopping import Detokenize, StopChecker
+from pagedbatch.outputs import (
+    CompletionOutput,
+    ModelRunnerOutput,
+    PoolCounts,
+    RequestOutput,
+    SchedulerOutput,
+    StepOutput,
+    StepSnapshot,
+)
+from pagedbatch.sequence import FinishedSequence, Request, SequenceGroup
+
+
+class Runner(Protocol):
+    """Executes a step on the device."""
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput: ...
+
+
+class Engine:
+    """Continuous batching over one pool. Rows go in with `add`; `step` until `has_unfinished` is False."""
+
+    def __init__(self, config: EngineConfig, runner: Runner, detokenize: Detokenize | None = None) -> None:
+        self.config = config
+        self._runner = runner
+        stops = StopChecker(config.eos_token_ids, detokenize)
+        self.scheduler = Scheduler(config, stops)
+        self._advancer = GroupAdvancer(self.scheduler.blocks, stops, self.scheduler.new_seq_id)
+        self._num_steps = 0
+
+    @property
+    def num_unfinished(self) -> int:
+        return self.scheduler.num_unfinished
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self.num_unfinished > 0
+
+    def pool_counts(self) -> PoolCounts:
+        return self.scheduler.blocks.counts()
+
+    def add(self, request: Request) -> None:
+        """Queues a request; a later `step` returns its `RequestOutput`."""
+        self.scheduler.add(request)
+
+    def step(self) -> StepOutput:
+        """Schedules, executes and applies one step.
+
+        Raises:
+            EngineStalledError: work is left, but nothing could be scheduled.
+            BlockAccountingError: the pool's books don't balance (a bug).
+        """
+        began = time.perf_counter()
+        plan, rejected = self.scheduler.schedule()
+        pool = self.pool_counts()  # at its fullest: blocks are taken, nothing is given back yet
+        running, sequences = len(self.scheduler.running), self.scheduler.num_running_sequences
+        scheduled = time.perf_counter()
+        result = self._runner.execute(plan.build(self._num_steps)) if plan.sequences else ModelRunnerOutput([], [])
+        executed = time.perf_counter()
+        finished = [_failed(group, reason) for group, reason in rejected]
+        finished += self._update(plan, result)
+        self._num_steps += 1
+        if self.config.check_invariants:
+            self.scheduler.blocks.check_integrity()
+        ended = time.perf_counter()
+        snapshot = StepSnapshot(
+            step=self._num_steps,
+            pool=pool,
+            counters=copy.copy(self.scheduler.counters),
+            running_groups=running,
+            running_sequences=sequences,
+            waiting_groups=self.scheduler.num_waiting,
+            num_tokens=plan.num_tokens,
+            seconds=result.seconds,
+            host_seconds=(scheduled - began) + (ended - executed),
+            step_seconds=ended - began,
+        )
+        return StepOutput(finished, snapshot)
+
+    def _update(self, plan: StepPlan, result: ModelRunnerOutput) -> Iterator[RequestOutput]:
+        """Applies the results group by group; yields what finished."""
+        counters = self.scheduler.counters
+        touched: dict[int, SequenceGroup] = {}
+        for seq, task, drawn in zip(plan.samplers, plan.samples, result.samples, strict=True):
+            group = seq.group
+            touched[group.arrival] = group
+            if drawn.error is not None:
+                group.error = drawn.error
+            elif group.error is None:
+                self._advancer.advance_sample(seq, task, drawn)
+                counters.output_tokens += len(drawn.token_ids)
+        for group, beam_task, ranked in zip(plan.searchers, plan.beams, result.beams, strict=True):
+            touched[group.arrival] = group
+            if ranked.error is not None:
+                group.error = ranked.error
+                continue
+            counters.output_tokens += min(len(ranked.token_ids), beam_task.params.num_beams)
+            group.search_is_over = self._advancer.advance_beams(group, beam_task, ranked)
+        for group in touched.values():
+            if group.error is not None or group.search_is_over or not group.sequences:
+                self.scheduler.retire(group)
+                yield _failed(group, group.error) if group.error is not None else _finished(group)
+
+
+def _failed(group: SequenceGroup, reason: str) -> RequestOutput:
+    return RequestOutput(group.request.request_id, [], len(group.prompt_token_ids), error=reason)
+
+
+def _finished(group: SequenceGroup) -> RequestOutput:
+    """The outputs of a finished group: samples by index, hypotheses best first, `n` of them."""
+    if not group.params.use_beam_search:
+        group.finished.sort(key=lambda sequence: sequence.sample_index)
+    outputs = [_completion(index, sequence, group) for index, sequence in enumerate(group.finished[: group.params.n])]
+    return RequestOutput(
+        request_id=group.request.request_id,
+        outputs=outputs,
+        num_prompt_tokens=len(group.prompt_token_ids),
+        num_cached_tokens=group.num_cached_tokens,
+        num_preemptions=group.num_preemptions,
+    )
+
+
+def _completion(index: int, sequence: FinishedSequence, group: SequenceGroup) -> CompletionOutput:
+    nodes = list(sequence.tail.backwards())
+    nodes.reverse()
+    wants_logprobs = group.params.logprobs is not None
+    return CompletionOutput(
+        index=index,
+        token_ids=[node.token_id for node in nodes],
+        token_logprobs=[node.logprob for node in nodes],
+        cumulative_logprob=sequence.cumulative_logprob,
+        finish_reason=sequence.finish_reason,
+        stop_reason=sequence.stop_reason,
+        score=sequence.score,
+        top_logprobs=[node.top_logprobs or [] for node in nodes] if wants_logprobs else None,
+    )

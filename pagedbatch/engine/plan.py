@@ -1,0 +1,48 @@
+"""The step under construction: what `schedule` has decided so far. Becomes the frozen `SchedulerOutput`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pagedbatch.outputs import BeamTask, BlockCopy, SampleTask, ScheduledSequence, SchedulerOutput
+from pagedbatch.sequence import Sequence, SequenceGroup
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """Budgets left and decisions taken.
+
+    `samplers` and `searchers` name who owns the tasks in `samples` and `beams`, in the same order, for `update`.
+    """
+
+    tokens_left: int
+    sequences: list[ScheduledSequence] = field(default_factory=list)
+    samples: list[SampleTask] = field(default_factory=list)
+    beams: list[BeamTask] = field(default_factory=list)
+    samplers: list[Sequence] = field(default_factory=list)
+    searchers: list[SequenceGroup] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+    swap_out: list[BlockCopy] = field(default_factory=list)
+    swap_in: list[BlockCopy] = field(default_factory=list)
+    num_tokens: int = 0
+    short_of_blocks: bool = False
+    """A group was preempted or had to wait for blocks: nobody is admitted in this step."""
+
+    def add(self, scheduled: ScheduledSequence) -> int:
+        """Takes a sequence in and returns its row."""
+        self.sequences.append(scheduled)
+        self.num_tokens += len(scheduled.token_ids)
+        self.tokens_left -= len(scheduled.token_ids)
+        return len(self.sequences) - 1
+
+    def build(self, step: int) -> SchedulerOutput:
+        return SchedulerOutput(
+            step=step,
+            sequences=self.sequences,
+            samples=self.samples,
+            beams=self.beams,
+            copies=self.copies,
+            swap_out=self.swap_out,
+            swap_in=self.swap_in,
+            num_tokens=self.num_tokens,
+        )

@@ -1,0 +1,317 @@
+"""Who computes which tokens in the next step, in which blocks. Knows no tensors, no text and no files.
+
+One rule covers prefill, chunked prefill, decoding and resuming: a sequence wants the tokens whose K/V are missing; when
+a step closes the gap of every sequence of a group, the group draws its next tokens. There are no phases.
+
+Running groups are served from the head (lowest priority value, then oldest); while blocks are short, groups are
+preempted from the tail. So nothing that a step has scheduled is ever undone, and the head always advances.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+from enum import Enum, auto
+
+from pagedbatch.config import EngineConfig
+from pagedbatch.engine.beam_search import num_candidates
+from pagedbatch.engine.block_manager import BlockManager
+from pagedbatch.engine.plan import StepPlan
+from pagedbatch.engine.stopping import StopChecker
+from pagedbatch.errors import EngineStalledError
+from pagedbatch.outputs import BeamTask, EngineCounters, History, SampleTask, ScheduledSequence
+from pagedbatch.sequence import GroupState, Request, Sequence, SequenceGroup, output_token_ids
+
+
+class Admission(Enum):
+    """OK: start it now. LATER: when others have given blocks back. NEVER: it can't fit even alone."""
+
+    OK = auto()
+    LATER = auto()
+    NEVER = auto()
+
+
+class Scheduler:
+    """Queues, block tables and the decisions of each step."""
+
+    def __init__(self, config: EngineConfig, stops: StopChecker) -> None:
+        self.config = config
+        self.stops = stops
+        self.blocks = BlockManager(
+            config.num_blocks, config.block_size, config.num_swap_blocks, prefix_cache=config.prefix_cache
+        )
+        self.running: list[SequenceGroup] = []  # in serving order
+        self.counters = EngineCounters()
+        self._waiting: list[tuple[tuple[int, int], SequenceGroup]] = []  # a heap
+        self._num_arrivals = 0
+        self._next_seq_id = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._waiting) + len(self.running)
+
+    @property
+    def num_running_sequences(self) -> int:
+        return sum(len(group.sequences) for group in self.running)
+
+    def add(self, request: Request) -> None:
+        """Queues a request. Its first sequence exists from now on; its siblings appear when it first draws."""
+        group = SequenceGroup(request, self._num_arrivals)
+        self._num_arrivals += 1
+        group.sequences.append(Sequence(self.new_seq_id(), group, 0))
+        self._enqueue(group)
+
+    def new_seq_id(self) -> int:
+        self._next_seq_id += 1
+        return self._next_seq_id
+
+    def retire(self, group: SequenceGroup) -> None:
+        """Takes a finished group out and gives back what it still owns."""
+        for seq in group.sequences:
+            self.blocks.free(seq.seq_id)
+        group.sequences.clear()
+        group.state = GroupState.FINISHED
+        self.running.remove(group)
+
+    # --- one step ------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> tuple[StepPlan, list[tuple[SequenceGroup, str]]]:
+        """Plans a step.
+
+        Returns:
+            The plan, and the groups that can never run, each with the reason.
+
+        Raises:
+            EngineStalledError: work is left, but nothing can be scheduled.
+        """
+        widest_head = len(self.running[0].sequences) if self.running else 0
+        plan = StepPlan(tokens_left=max(self.config.max_num_batched_tokens, widest_head))
+        self._serve_running(plan)
+        rejected = [] if plan.short_of_blocks else self._admit(plan)
+        if not plan.sequences and not rejected and self.num_unfinished:
+            raise EngineStalledError(f"no sequence could be scheduled: {self.describe()}")
+        return plan, rejected
+
+    def describe(self) -> str:
+        """The state in one line, for error messages."""
+        c = self.blocks.counts()
+        return (
+            f"{len(self.running)} groups running ({self.num_running_sequences} sequences), {self.num_waiting} waiting; "
+            f"blocks: {c.private} private, {c.shared} shared, {c.cached} cached, {c.free} free; "
+            f"swap blocks free: {self.blocks.swap_pool.num_free}"
+        )
+
+    def _serve_running(self, plan: StepPlan) -> None:
+        served = 0
+        while served < len(self.running) and plan.tokens_left > 0 and not plan.short_of_blocks:
+            self._serve(self.running[served], plan, first_victim=served + 1)
+            served += 1
+
+    def _serve(self, group: SequenceGroup, plan: StepPlan, first_victim: int) -> None:
+        """Gives a running group the tokens it misses, as far as budget and blocks reach."""
+        is_open = all(self.blocks.has_table(seq.seq_id) for seq in group.sequences)
+        if is_open and group.num_missing_tokens <= plan.tokens_left:
+            growth = [(s.seq_id, s.num_computed_tokens, s.num_tokens) for s in group.sequences]
+            if self._make_room(self.blocks.blocks_needed(growth), plan, first_victim):
+                rows = [self._schedule_tokens(seq, seq.num_tokens, plan) for seq in group.sequences]
+                self._add_tasks(group, rows, plan)
+        else:
+            self._catch_up(group, plan, first_victim)
+
+    def _catch_up(self, group: SequenceGroup, plan: StepPlan, first_victim: int) -> None:
+        """Computes what fits of a gap too large for this step, or of a group that lost its blocks.
+
+        Every sequence holds back its last token, so that siblings draw together once all have caught up. They go in
+        order and a sequence starts only when those before it are through: it may share blocks that they fill.
+        """
+        for seq in group.sequences:
+            if not self.blocks.has_table(seq.seq_id):
+                self._open(seq)
+            stop = min(seq.num_tokens - 1, seq.num_computed_tokens + plan.tokens_left)
+            if stop > seq.num_computed_tokens:
+                needed = self.blocks.blocks_needed([(seq.seq_id, seq.num_computed_tokens, stop)])
+                if not self._make_room(needed, plan, first_victim):
+                    return
+                self._schedule_tokens(seq, stop, plan)
+            if stop < seq.num_tokens - 1:
+                return
+
+    def _open(self, seq: Sequence) -> int:
+        """Gives a sequence without blocks a table that begins with what stands in the pool already.
+
+        Returns:
+            The number of tokens found.
+        """
+        root = self.blocks.root_of(seq.group.arrival)
+        prefix = self.blocks.match_prefix(root, seq.token_slice(0, seq.num_tokens))
+        self.blocks.open(seq.seq_id, root, prefix)
+        seq.num_computed_tokens = len(prefix) * self.config.block_size
+        return seq.num_computed_tokens
+
+    def _schedule_tokens(self, seq: Sequence, stop: int, plan: StepPlan) -> int:
+        """Schedules the tokens from the computed ones up to `stop`; room was made before. Returns the row."""
+        start = seq.num_computed_tokens
+        copy = self.blocks.extend(seq.seq_id, start, stop)
+        if copy is not None:
+            plan.copies.append(copy)
+            self.counters.cow_copies += 1
+        if self.config.check_invariants:
+            self.blocks.check_writable(seq.seq_id, start)
+        self.blocks.register_full_blocks(seq.seq_id, stop, seq.token_slice)
+        row = plan.add(
+            ScheduledSequence(seq.seq_id, seq.token_slice(start, stop), start, self.blocks.block_table(seq.seq_id))
+        )
+        self.counters.recomputed_tokens += max(0, min(stop, seq.peak_computed_tokens) - start)
+        seq.num_computed_tokens = stop
+        seq.peak_computed_tokens = max(stop, seq.peak_computed_tokens)
+        return row
+
+    def _add_tasks(self, group: SequenceGroup, rows: list[int], plan: StepPlan) -> None:
+        """The group's gap closes in this step: it draws or ranks its next tokens."""
+        params, position = group.params, group.num_output_tokens
+        histories = None
+        if params.reads_history:
+            histories = [History(group.prompt_token_ids, output_token_ids(seq.tail)) for seq in group.sequences]
+        if params.use_beam_search:
+            wanted = num_candidates(params.num_beams, self.stops.num_end_tokens(params))
+            scores = [seq.cumulative_logprob for seq in group.sequences]
+            plan.beams.append(BeamTask(range(rows[0], rows[-1] + 1), params, scores, wanted, position, histories))
+            plan.searchers.append(group)
+            return
+        for i, (seq, row) in enumerate(zip(group.sequences, rows, strict=True)):
+            indices = tuple(range(params.n)) if position == 0 else (seq.sample_index,)
+            history = None if histories is None else histories[i]
+            plan.samples.append(SampleTask(row, params, group.request.rng_key, indices, position, history))
+            plan.samplers.append(seq)
+
+    # --- blocks run short ----------------------------------------------------------------------------------------
+
+    def _make_room(self, needed: int, plan: StepPlan, first_victim: int) -> bool:
+        """Preempts from the tail until `needed` blocks are available. False when even that is not enough now."""
+        while needed > self.blocks.pool.num_available and len(self.running) > first_victim:
+            self._preempt(self.running.pop(), plan)
+            plan.short_of_blocks = True
+        if needed > self.blocks.pool.num_available:
+            plan.short_of_blocks = True
+            return False
+        return True
+
+    def _preempt(self, group: SequenceGroup, plan: StepPlan) -> None:
+        """Takes all blocks from a group, by swapping them to the host or by dropping them for recomputation."""
+        open_ids = [seq.seq_id for seq in group.sequences if self.blocks.has_table(seq.seq_id)]
+        num_blocks = self.blocks.num_distinct_blocks(open_ids)
+        group.num_preemptions += 1
+        if self._should_swap(group, len(open_ids), num_blocks):
+            plan.swap_out += self.blocks.swap_out(open_ids)
+            group.state = GroupState.SWAPPED
+            self.counters.preemptions_swap += 1
+            self.counters.swapped_out_blocks += num_blocks
+        else:
+            for seq in group.sequences:
+                if self.blocks.has_table(seq.seq_id):
+                    self.blocks.free(seq.seq_id)
+                seq.num_computed_tokens = 0
+            group.num_blocks_lost = num_blocks
+            group.state = GroupState.WAITING
+            self.counters.preemptions_recompute += 1
+        self._enqueue(group)
+
+    def _should_swap(self, group: SequenceGroup, num_open: int, num_blocks: int) -> bool:
+        """Whether a victim is swapped. A group that is still rebuilding its tables, or finds no room, is not.
+
+        `auto` swaps groups of several sequences and recomputes single ones, as the paper's system did: one sequence
+        comes back in one batched prefill, while rebuilding siblings costs a prefill each for their own tails.
+        """
+        fits = num_open == len(group.sequences) and num_blocks <= self.blocks.swap_pool.num_available
+        mode = self.config.preemption
+        return fits and (mode == "swap" or (mode == "auto" and len(group.sequences) > 1))
+
+    # --- admission -----------------------------------------------------------------------------------------------
+
+    def _enqueue(self, group: SequenceGroup) -> None:
+        heapq.heappush(self._waiting, (group.order, group))
+
+    def _admit(self, plan: StepPlan) -> list[tuple[SequenceGroup, str]]:
+        """Starts groups from the head of the waiting queue, strictly in order: nobody overtakes."""
+        rejected: list[tuple[SequenceGroup, str]] = []
+        while self._waiting and not plan.short_of_blocks:
+            group = self._waiting[0][1]
+            verdict = self._admission(group, plan)
+            if verdict is Admission.LATER:
+                break
+            heapq.heappop(self._waiting)
+            if verdict is Admission.NEVER:
+                group.state = GroupState.FINISHED
+                rejected.append((group, self._never_message(group)))
+            else:
+                self._start(group, plan)
+        return rejected
+
+    def _admission(self, group: SequenceGroup, plan: StepPlan) -> Admission:
+        """Asks what can be done with a waiting group. It changes nothing."""
+        if self._blocks_at_most(group) > self.config.num_blocks:
+            return Admission.NEVER
+        if not self.running:
+            return Admission.OK  # alone, any group may run, however wide
+        running = sum(g.width for g in self.running)
+        too_many = running + group.width > min(self.config.max_num_seqs, self.config.max_num_batched_tokens)
+        if too_many or plan.tokens_left < len(group.sequences):
+            return Admission.LATER
+        # Each running sequence may want a block soon: taking the last ones would preempt what just started.
+        if self._blocks_to_start(group) + running > self.blocks.pool.num_available:
+            return Admission.LATER
+        return Admission.OK
+
+    def _blocks_at_most(self, group: SequenceGroup) -> int:
+        """Blocks that a group holds at its largest: full prompt blocks once, then a tail of each sequence.
+
+        The last generated token is never computed, so its K/V take no slot.
+        """
+        size = self.config.block_size
+        num_prompt = len(group.prompt_token_ids)
+        num_stored = num_prompt + group.params.max_tokens - 1
+        num_shared = num_prompt // size
+        return num_shared + group.params.width * (-(-num_stored // size) - num_shared)
+
+    def _never_message(self, group: SequenceGroup) -> str:
+        params = group.params
+        kind = f"{params.num_beams} beams" if params.use_beam_search else f"n {params.n}"
+        return (
+            f"needs {self._blocks_at_most(group)} KV blocks of {self.config.block_size} tokens (prompt "
+            f"{len(group.prompt_token_ids)} + max_tokens {params.max_tokens}, {kind}), but the pool has "
+            f"{self.config.num_blocks}: raise --kv-memory or --num-blocks, or lower max_tokens"
+        )
+
+    def _blocks_to_start(self, group: SequenceGroup) -> int:
+        """Available blocks that a group takes to come in, with a tail for each sequence of its final width."""
+        if group.state is GroupState.SWAPPED:
+            return self.blocks.swap_in_cost([seq.seq_id for seq in group.sequences]) + len(group.sequences)
+        if len(group.sequences) > 1:
+            return group.num_blocks_lost + len(group.sequences)
+        seq = group.sequences[0]
+        tokens = seq.token_slice(0, seq.num_tokens)
+        prefix = self.blocks.match_prefix(self.blocks.root_of(group.arrival), tokens)
+        new_blocks = -(-len(tokens) // self.config.block_size) - len(prefix)
+        return new_blocks + self.blocks.available_cost(prefix) + group.params.width
+
+    def _start(self, group: SequenceGroup, plan: StepPlan) -> None:
+        if group.state is GroupState.SWAPPED:
+            copies = self.blocks.swap_in({seq.seq_id: seq.num_computed_tokens for seq in group.sequences})
+            plan.swap_in += copies
+            self.counters.swapped_in_blocks += len(copies)
+        elif len(group.sequences) == 1:
+            found = self._open(group.sequences[0])
+            if group.num_preemptions == 0:
+                group.num_cached_tokens = found
+                self.counters.prefix_queried_tokens += len(group.prompt_token_ids)
+                self.counters.prefix_hit_tokens += found
+                self.counters.prompt_tokens += len(group.prompt_token_ids)
+        group.state = GroupState.RUNNING
+        if not self.running:
+            plan.tokens_left = max(plan.tokens_left, len(group.sequences))
+        bisect.insort(self.running, group, key=lambda g: g.order)
+        self._serve(group, plan, first_victim=len(self.running))

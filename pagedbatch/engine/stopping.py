@@ -1,0 +1,74 @@
+"""When an output is complete: end tokens, stop token ids, stop strings, the length limit.
+
+Knows no tokenizer: stop strings need a `detokenize` function, given by the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+
+from pagedbatch.params import GenerationParams
+from pagedbatch.sequence import TokenNode, output_token_ids
+
+#: Text of generated token ids, special tokens left out.
+Detokenize = Callable[[list[int]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Why an output ended: `reason` is "stop" or "length"; `stop_reason` names the string or the token id."""
+
+    reason: str
+    stop_reason: str | int | None = None
+
+
+LENGTH = Finish("length")
+
+
+class StopChecker:
+    """Decides whether the newest token completes an output."""
+
+    def __init__(self, eos_token_ids: frozenset[int], detokenize: Detokenize | None) -> None:
+        self.eos_token_ids = eos_token_ids
+        self._detokenize = detokenize
+
+    def num_end_tokens(self, params: GenerationParams) -> int:
+        """How many different tokens end an output of this request."""
+        end_tokens = set(params.stop_token_ids)
+        if not params.ignore_eos:
+            end_tokens |= self.eos_token_ids
+        return len(end_tokens)
+
+    def check(self, params: GenerationParams, parent: TokenNode | None, token_id: int) -> Finish | None:
+        """Whether `token_id` after the history `parent` completes the output, and why."""
+        length = 1 + (0 if parent is None else parent.length)
+        if length >= params.min_tokens:
+            if token_id in self.eos_token_ids and not params.ignore_eos:
+                return Finish("stop", token_id)
+            if token_id in params.stop_token_ids:
+                return Finish("stop", token_id)
+            if params.stop:
+                matched = self._match_stop_string(params.stop, TokenNode(token_id, 0.0, parent))
+                if matched is not None:
+                    return Finish("stop", matched)
+        return LENGTH if length >= params.max_tokens else None
+
+    def _match_stop_string(self, stop: tuple[str, ...], tail: TokenNode) -> str | None:
+        """The stop string that comes first in the text, if the newest token completed one.
+
+        Only a window of tokens is decoded. A token that shows at all holds at least one byte and a character at most
+        four, so that four tokens a character, and some for what decoders do at a border, always cover a match.
+        """
+        if self._detokenize is None:
+            return None
+        window = 4 * max(map(len, stop)) + 8
+        ids = [node.token_id for node in islice(tail.backwards(), window)]
+        ids.reverse()
+        text = self._detokenize(ids)
+        if not any(s in text for s in stop):
+            return None
+        text = self._detokenize(output_token_ids(tail))
+        found = [(text.find(s), s) for s in stop if s in text]
+        return min(found)[1] if found else None
