@@ -1,0 +1,74 @@
+# make demo, make test, make lint, make NAME for each recipe: all set themselves up. `make help` lists them.
+
+PYTHON ?= python3
+# The environment that is made and used. VENV= (empty): make none and use the active one as it is.
+VENV ?= .venv
+VENV_FLAGS ?=
+# What pip is given to get torch. TORCH= (empty): none, for an environment that sees a torch already.
+TORCH ?= torch==2.13.0
+# A Hub id or a folder. MODEL= (empty): the demo model.
+MODEL ?=
+# At most so many rows of a recipe's input.
+LIMIT ?=
+# More options for `pagedbatch run`.
+RUN_FLAGS ?=
+TEST_FLAGS ?=
+
+RECIPES := demo greedy pass-at-k beam tiny-pool few-shot hf-dataset
+
+ifeq ($(strip $(VENV)),)
+BIN :=
+PY := $(PYTHON)
+SETUP := own-environment
+else
+BIN := $(VENV)/bin/
+PY := $(VENV)/bin/python
+SETUP := $(VENV)/.installed
+endif
+
+.PHONY: help setup own-environment test lint $(RECIPES)
+
+help:
+	@echo "make demo                 answer recipes/data/demo.jsonl with SmolLM2-135M-Instruct"
+	@echo "make test                 run the tests"
+	@echo "make lint                 ruff and mypy"
+	@echo "make NAME                 run recipes/NAME.toml: $(RECIPES)"
+	@echo "variables                 PYTHON VENV VENV_FLAGS TORCH MODEL LIMIT RUN_FLAGS TEST_FLAGS"
+
+setup: $(SETUP)
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || \
+		{ echo "setup: no '$(PYTHON)': install Python 3.11 or newer, or name yours with PYTHON=" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "setup: '$(PYTHON)' is older than Python 3.11: name a newer one with PYTHON=" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "setup: '$(PYTHON)' has no venv module: install it (Debian: python3-venv)" >&2; exit 1; }
+	@echo "setup: installing into $(VENV), once" >&2
+	@$(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
+	@{ [ -z '$(TORCH)' ] || $(PY) -m pip install $(TORCH); } && $(PY) -m pip install -q -c constraints.txt -e '.[dev]' || \
+		{ echo "setup: pip's reason stands above; it needs a package index that it can reach" >&2; exit 1; }
+	@touch $@
+
+own-environment:
+	@$(PY) -c 'import pagedbatch' || \
+		{ echo "setup: pagedbatch is not in your environment: pip install -c constraints.txt -e '.[dev]'" >&2; exit 1; }
+
+test: $(SETUP)
+	$(PY) -m pytest $(TEST_FLAGS)
+
+lint: $(SETUP)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+$(RECIPES): $(SETUP)
+	@mkdir -p out
+	@model='$(MODEL)'; [ -n "$$model" ] || model=$$($(PY) recipes/demo_model.py) || exit 1; \
+	set -- $(BIN)pagedbatch run --recipe recipes/$@.toml --model "$$model" $(if $(LIMIT),--limit $(LIMIT)) $(RUN_FLAGS); \
+	echo "$$*" >&2; "$$@"
+
+hf-dataset: out/trivia
+
+out/trivia: recipes/data/trivia.jsonl recipes/make_dataset.py | $(SETUP)
+	@$(PY) recipes/make_dataset.py $< $@
