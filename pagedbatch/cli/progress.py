@@ -1,0 +1,245 @@
+"""The live view of a run: rows, speed, time left and the pool. Reads snapshots; knows no engine, no job and no file.
+
+On a terminal it redraws in place four times a second; elsewhere it prints a plain line every ten seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from pagedbatch.cli.tally import Tally
+from pagedbatch.outputs import StepSnapshot
+from pagedbatch.stats.charts import Part, glyphs_for, stacked_bar
+from pagedbatch.stats.wording import duration, plural
+
+Clock = Callable[[], float]
+
+REDRAW_SECONDS = 0.25
+PLAIN_SECONDS = 10.0
+
+_LABEL_WIDTH = 9
+_BESIDE_BAR_WIDTH = 30
+_MAX_WIDTH = 120
+_STATES = (("private", "blue"), ("shared", "magenta"), ("cached", "cyan"), ("free", "bright_black"))
+
+
+class Progress(Protocol):
+    """What a run tells while it lasts. A context manager: entering shows it, leaving shows the last state."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def update(self, snapshot: StepSnapshot | None, rows_done: int, rows_error: int) -> None:
+        """Takes in a step, right after it ran.
+
+        `rows_done` counts the rows that this run finished, errors included, and `rows_error` those errors. Resumed rows
+        are in neither: they were given at the start. Rows that fail before any step come with no snapshot.
+        """
+
+    def message(self, text: str) -> None:
+        """Prints a notice that stays, above the display."""
+
+
+def make_progress(total_rows: int | None, resumed: int, console: Console, clock: Clock = time.monotonic) -> Progress:
+    """The display that suits the console. `total_rows` counts all rows of the input, the `resumed` ones included."""
+    tally = Tally(total_rows, resumed)
+    if console.is_terminal and not console.is_dumb_terminal:
+        return TerminalProgress(tally, console, clock)
+    return PlainProgress(tally, console, clock)
+
+
+class PlainProgress:
+    """One line every ten seconds, and one at the end: for logs."""
+
+    def __init__(self, tally: Tally, console: Console, clock: Clock) -> None:
+        self._tally = tally
+        self._console = console
+        self._clock = clock
+        self._due = 0.0
+
+    def __enter__(self) -> Self:
+        self._due = self._clock() + PLAIN_SECONDS
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._say(_final_words(self._tally))
+
+    def update(self, snapshot: StepSnapshot | None, rows_done: int, rows_error: int) -> None:
+        now = self._clock()
+        self._tally.take(now, snapshot, rows_done, rows_error)
+        if now < self._due:
+            return
+        self._due = now + PLAIN_SECONDS
+        self._tally.mark()
+        self._say(_speed_words(self._tally), _pool_words(self._tally))
+
+    def _say(self, *groups: list[str]) -> None:
+        parts = [", ".join(filter(None, words)) for words in groups]
+        self.message("; ".join(filter(None, [_row_words(self._tally), *parts])))
+
+    def message(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class TerminalProgress:
+    """A few lines redrawn in place. Nothing runs beside the engine: the redraw is part of `update` when it is due."""
+
+    def __init__(self, tally: Tally, console: Console, clock: Clock) -> None:
+        self._tally = tally
+        self._console = console
+        self._clock = clock
+        self._glyphs = glyphs_for(console)
+        self._due = 0.0
+        # Standard output may carry data, so it stays as it is; warnings on stderr go above the display.
+        self._live = Live(console=console, auto_refresh=False, redirect_stdout=False)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        self._draw()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.update(self._final(), refresh=True)
+        self._live.stop()
+
+    def update(self, snapshot: StepSnapshot | None, rows_done: int, rows_error: int) -> None:
+        now = self._clock()
+        self._tally.take(now, snapshot, rows_done, rows_error)
+        if now < self._due:
+            return
+        self._due = now + REDRAW_SECONDS
+        self._tally.mark()
+        self._draw()
+
+    def message(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False)
+
+    def _draw(self) -> None:
+        lines = [self._rows_line(), self._cells_line("speed", _speed_words(self._tally))]
+        if self._tally.snapshot is not None:
+            lines += self._pool_lines(self._tally.snapshot)
+        self._live.update(Group(*lines), refresh=True)
+
+    def _final(self) -> Group:
+        return Group(self._rows_line(), self._cells_line("speed", _final_words(self._tally)))
+
+    def _rows_line(self) -> Text:
+        tally = self._tally
+        if tally.total_rows is None:
+            return self._line("rows", Text(f"{tally.rows_done:,}"))
+        full, _, _, empty = self._glyphs.shades
+        parts = [Part(tally.rows_done, full, "green"), Part(tally.total_rows - tally.rows_done, empty, "bright_black")]
+        return self._bar_line("rows", parts, _share_done(tally), f"{tally.rows_done:,} of {tally.total_rows:,}")
+
+    def _pool_lines(self, snapshot: StepSnapshot) -> list[Text]:
+        pool = snapshot.pool
+        blocks = pool.live + pool.cached + pool.free
+        counts = (pool.private, pool.shared, pool.cached, pool.free)
+        parts = [
+            Part(count, shade, style)
+            for count, shade, (_, style) in zip(counts, self._glyphs.shades, _STATES, strict=True)
+        ]
+        legend = [
+            Text.assemble((part.glyph, part.style), f" {name} {part.value:,}")
+            for part, (name, _) in zip(parts, _STATES, strict=True)
+        ]
+        return [
+            self._bar_line("pool", parts, pool.live / blocks if blocks else 0.0, f"live of {blocks:,} blocks"),
+            self._cells_line("", legend),
+            self._cells_line("running", _running_words(snapshot, self._tally.preemptions)),
+        ]
+
+    def _line(self, label: str, body: Text) -> Text:
+        line = Text(f"{label:<{_LABEL_WIDTH}}", style="bold", no_wrap=True, overflow="ellipsis")
+        return line.append_text(body)
+
+    def _bar_line(self, label: str, parts: list[Part], share: float, words: str) -> Text:
+        """A bar as long as the line above's or below's, whatever the numbers beside it."""
+        width = max(8, self._width - _LABEL_WIDTH - _BESIDE_BAR_WIDTH)
+        return self._line(label, stacked_bar(parts, width) + Text(f"  {share:>4.0%}  {words}"))
+
+    def _cells_line(self, label: str, cells: Sequence[str | Text]) -> Text:
+        """Words in four columns that stay where they are while numbers grow."""
+        width = (self._width - _LABEL_WIDTH) // len(_STATES)
+        body = Text()
+        for cell in cells:
+            body.append_text(Text(cell) if isinstance(cell, str) else cell)
+            body.append(" " * max(2, width - len(cell)))
+        body.rstrip()
+        return self._line(label, body)
+
+    @property
+    def _width(self) -> int:
+        return min(self._console.width, _MAX_WIDTH)
+
+
+def _share_done(tally: Tally) -> float:
+    """Rows done / rows; rounded down below the end, so that 100% means all."""
+    if not tally.total_rows:
+        return 1.0
+    return int(100 * tally.rows_done / tally.total_rows) / 100
+
+
+def _row_words(tally: Tally) -> str:
+    if tally.total_rows is None:
+        return plural(tally.rows_done, "row")
+    return f"{tally.rows_done:,} of {plural(tally.total_rows, 'row')} ({_share_done(tally):.0%})"
+
+
+def _error_words(tally: Tally) -> list[str]:
+    return [plural(tally.rows_error, "error")] if tally.rows_error else []
+
+
+def _speed_words(tally: Tally) -> list[str]:
+    if tally.snapshot is None:
+        return ["starting", *_error_words(tally)]
+    left = tally.seconds_left
+    words = [f"{tally.recent_rate:,.0f} tokens/s", plural(tally.output_tokens, "token")]
+    return [*words, "" if left is None else f"{_rough(left)} left", *_error_words(tally)]
+
+
+def _final_words(tally: Tally) -> list[str]:
+    if tally.snapshot is None:
+        return _error_words(tally)
+    words = [f"{tally.mean_rate:,.0f} tokens/s", plural(tally.output_tokens, "token"), duration(tally.elapsed)]
+    return [*words, *_error_words(tally)]
+
+
+def _pool_words(tally: Tally) -> list[str]:
+    if tally.snapshot is None:
+        return []
+    pool = tally.snapshot.pool
+    blocks = zip((pool.private, pool.shared, pool.cached, pool.free), _STATES, strict=True)
+    return [
+        "blocks: " + ", ".join(f"{count:,} {name}" for count, (name, _) in blocks),
+        *_running_words(tally.snapshot, tally.preemptions),
+    ]
+
+
+def _running_words(snapshot: StepSnapshot, preemptions: int) -> list[str]:
+    return [
+        plural(snapshot.running_sequences, "sequence"),
+        plural(snapshot.running_groups, "row"),
+        f"{snapshot.waiting_groups:,} waiting",
+        f"{preemptions:,} preempted",
+    ]
+
+
+def _rough(seconds: float) -> str:
+    """Time left, no finer than it is known: to 5 s up to two minutes, then to 30 s, then to the minute."""
+    grain = 1 if seconds < 20 else 5 if seconds < 120 else 30 if seconds < 1200 else 60
+    return duration(max(1, round(seconds / grain)) * grain) if seconds >= 10 else f"{max(1, round(seconds))} s"

@@ -1,0 +1,87 @@
+"""How far a run is: rows, tokens, speed and time left. Knows snapshots and moments; draws nothing, reads no clock."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from pagedbatch.outputs import StepSnapshot
+
+#: The displayed speed is that of the last seconds, so that it follows the run without jitter.
+RATE_WINDOW_SECONDS = 10.0
+
+
+class Tally:
+    """How far the run is, and what follows from that: speed and time left."""
+
+    def __init__(self, total_rows: int | None, resumed: int) -> None:
+        self.total_rows = total_rows
+        self.resumed = resumed
+        self.rows_finished = 0
+        self.rows_error = 0
+        self.snapshot: StepSnapshot | None = None
+        self._first = 0.0
+        self._last = 0.0
+        self._marks: deque[tuple[float, int]] = deque()
+
+    def take(self, now: float, snapshot: StepSnapshot | None, rows_finished: int, rows_error: int) -> None:
+        """The newest state; called after every step, so no more than this."""
+        if snapshot is not None:
+            if self.snapshot is None:
+                self._first = now - snapshot.step_seconds
+                self._marks.append((self._first, 0))
+            self.snapshot = snapshot
+            self._last = now
+        self.rows_finished = rows_finished
+        self.rows_error = rows_error
+
+    def mark(self) -> None:
+        """Notes the tokens so far, for the recent speed; called at every display."""
+        if self.snapshot is None:
+            return
+        self._marks.append((self._last, self.output_tokens))
+        while len(self._marks) > 2 and self._marks[1][0] <= self._last - RATE_WINDOW_SECONDS:
+            self._marks.popleft()
+
+    @property
+    def rows_done(self) -> int:
+        return self.resumed + self.rows_finished
+
+    @property
+    def output_tokens(self) -> int:
+        return 0 if self.snapshot is None else self.snapshot.counters.output_tokens
+
+    @property
+    def preemptions(self) -> int:
+        if self.snapshot is None:
+            return 0
+        return self.snapshot.counters.preemptions_swap + self.snapshot.counters.preemptions_recompute
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds from the beginning of the first step to the end of the last."""
+        return self._last - self._first
+
+    @property
+    def mean_rate(self) -> float:
+        """Output tokens a second since the first step."""
+        return self.output_tokens / self.elapsed if self.elapsed > 0 else 0.0
+
+    @property
+    def recent_rate(self) -> float:
+        """Output tokens a second over the last `RATE_WINDOW_SECONDS`."""
+        if len(self._marks) < 2:
+            return 0.0
+        (since, before), (until, now) = self._marks[0], self._marks[-1]
+        return (now - before) / (until - since) if until > since else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time left by tokens, or None while there is too little to go by.
+
+        Rows that run are half done on average, so a row takes tokens / (rows finished + half the rows running).
+        """
+        if self.total_rows is None or self.snapshot is None or self.rows_finished == 0 or self.recent_rate <= 0:
+            return None
+        rows_worth = self.rows_finished + self.snapshot.running_groups / 2
+        rows_left = max(0.0, self.total_rows - self.resumed - rows_worth)
+        return rows_left * (self.output_tokens / rows_worth) / self.recent_rate

@@ -1,0 +1,128 @@
+"""The short report at the end of a run, from the stats alone. Knows the keys of OUT.stats.json; knows no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from pagedbatch.stats.charts import Part, glyphs_for, stacked_bar
+from pagedbatch.stats.wording import duration, percent, plural, size
+
+#: The contiguous schemes, in the order of the paper's figure 2.
+SCHEMES = ("max", "pow2", "oracle")
+
+_LABEL_WIDTH = 10
+_CHART_LABEL_WIDTH = 19
+_CHART_BAR_WIDTH = 36
+
+
+def summary(stats: Mapping[str, Any], console: Console) -> None:
+    """Prints what a run did and what its memory held, in at most 20 lines of 80 columns."""
+    lines = [
+        ("rows", _rows(stats["rows"])),
+        ("speed", _speed(stats["throughput"])),
+        *_memory_lines(stats["memory"]),
+        ("time", time_shares(stats["time"])),
+    ]
+    for label, text in lines:
+        _print(console, label, Text(text))
+    if stats["memory"]["kv_used"] is not None:
+        print_kv_chart(stats["memory"], console)
+
+
+def _print(console: Console, label: str, text: Text) -> None:
+    console.print(Text(f"{label:<{_LABEL_WIDTH}}", style="bold") + text, no_wrap=True, overflow="ellipsis")
+
+
+def _rows(rows: Mapping[str, Any]) -> str:
+    parts = [f"{rows['ok']:,} ok", plural(rows["error"], "error")]
+    if rows["resumed"]:
+        parts.append(f"{rows['resumed']:,} of them resumed")
+    return f"{rows['total']:,}: {', '.join(parts)}"
+
+
+def _speed(throughput: Mapping[str, Any]) -> str:
+    if not throughput["output_tokens"]:
+        return "no token was generated"
+    return (
+        f"{throughput['output_tokens_per_second']:,.0f} tokens/s: {throughput['output_tokens']:,} out in "
+        f"{duration(throughput['seconds'])}, start-up {duration(throughput['startup_seconds'])}"
+    )
+
+
+def _memory_lines(memory: Mapping[str, Any]) -> list[tuple[str, str]]:
+    num_blocks, block_bytes = memory["num_blocks"], memory["block_bytes"]
+    pool = f"{plural(num_blocks, 'block')} of {plural(memory['block_size'], 'token')}, {size(num_blocks * block_bytes)}"
+    if memory["kv_used"] is None:
+        return [("pool", f"{pool}; no step ran")]
+    mean, peak = memory["mean_live_blocks"] / num_blocks, memory["peak_live_blocks"] / num_blocks
+    return [
+        ("pool", f"{pool}; {mean:.0%} live, {peak:.0%} at peak"),
+        ("sharing", _sharing(memory)),
+        ("prefixes", _prefix_cache(memory["prefix_cache"])),
+        ("preempted", _preemptions(memory)),
+    ]
+
+
+def _sharing(memory: Mapping[str, Any]) -> str:
+    copies = plural(memory["cow_copies"], "CoW copy", "CoW copies")
+    saved = memory["mean_logical_blocks"] - memory["mean_live_blocks"]
+    if saved <= 0:
+        return f"none; {copies}"
+    return (
+        f"{percent(memory['sharing_saving'])} saved, on average {plural(round(saved), 'block')} "
+        f"({size(saved * memory['block_bytes'])}); {copies}"
+    )
+
+
+def _prefix_cache(cache: Mapping[str, Any]) -> str:
+    queried, hit = cache["queried_tokens"], cache["hit_tokens"]
+    if not queried:
+        return "cache not used"
+    return f"{hit:,} of {queried:,} prompt tokens found in the cache ({percent(hit / queried)})"
+
+
+def _preemptions(memory: Mapping[str, Any]) -> str:
+    swap, recompute = memory["preemptions"]["swap"], memory["preemptions"]["recompute"]
+    parts = []
+    if swap:
+        parts.append(f"{swap:,} by swap ({plural(memory['swapped_blocks'], 'block')})")
+    if recompute:
+        parts.append(f"{recompute:,} by recompute ({plural(memory['recomputed_tokens'], 'token')})")
+    return ", ".join(parts) or "none"
+
+
+def time_shares(time: Mapping[str, float]) -> str:
+    """`model 52%  attention 30%  ...` in the order of the stats."""
+    total = sum(time.values())
+    if total <= 0:
+        return "nothing was timed"
+    return "  ".join(f"{name} {seconds / total:.0%}" for name, seconds in time.items())
+
+
+def print_kv_chart(memory: Mapping[str, Any], console: Console) -> None:
+    """KV memory that held tokens: this run against contiguous regions on the same rows."""
+    glyphs = glyphs_for(console)
+    bars = [("paged, this run", memory["kv_used"], memory["mean_running_sequences"])]
+    for name in SCHEMES:
+        scheme = memory["contiguous"][name]
+        if scheme["replayed"] or scheme["refused"]:
+            bars.append((f"contiguous {name}", scheme["used"], scheme["mean_sequences"]))
+    title = f"{'KV memory that holds tokens':<{_CHART_LABEL_WIDTH + _CHART_BAR_WIDTH}}{'used':>8}{'at once':>11}"
+    console.print()
+    console.print(Text(title, style="bold"), no_wrap=True)
+    for label, used, at_once in bars:
+        parts = [Part(used, glyphs.shades[0], "green"), Part(1 - used, glyphs.shades[3], "dim")]
+        line = Text(f"{label:<{_CHART_LABEL_WIDTH}}") + stacked_bar(parts, _CHART_BAR_WIDTH)
+        console.print(line + Text(f"{percent(used):>8}{at_once:>11,.1f}"), no_wrap=True)
+    if len(bars) > 1:
+        console.print(Text(replay_note(memory["contiguous"]), style="dim"), no_wrap=True)
+
+
+def replay_note(contiguous: Mapping[str, Any]) -> str:
+    """What the contiguous figures stand on."""
+    count = max(contiguous[name]["replayed"] + contiguous[name]["refused"] for name in SCHEMES)
+    return f"contiguous: {plural(count, 'sequence')} of this run replayed, each in one region of its own"

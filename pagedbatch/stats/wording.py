@@ -1,0 +1,38 @@
+"""Numbers as words for people: durations, sizes, shares. Knows numbers only."""
+
+from __future__ import annotations
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def duration(seconds: float) -> str:
+    """A time that has passed: `0.8 s`, `42 s`, `3 min 05 s`, `2 h 07 min`."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes in binary units with three figures: `980 B`, `3.38 MiB`, `12.5 GiB`."""
+    value, exponent = float(num_bytes), 0
+    while value >= 1000 and exponent < len(_UNITS) - 1:
+        value /= 1024
+        exponent += 1
+    decimals = 0 if exponent == 0 or value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:,.{decimals}f} {_UNITS[exponent]}"
+
+
+def percent(share: float | None) -> str:
+    """A share between 0 and 1 with one decimal; a dash where there is none."""
+    return "-" if share is None else f"{share:.1%}"
+
+
+def plural(count: int, noun: str, many: str | None = None) -> str:
+    """`1 row`, `1,000 rows`."""
+    return f"{count:,} {noun if count == 1 else many or noun + 's'}"
