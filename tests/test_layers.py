@@ -1,0 +1,154 @@
+"""The import arrows of ARCHITECTURE.md, read from the sources: nothing is imported here."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import resolve_name
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+#: Which layers a layer may import. `plain` is the data that all share; the host half is engine, the device half model.
+ARROWS = {
+    "plain": {"plain"},
+    "engine": {"plain", "engine"},
+    "stats": {"plain", "stats"},
+    "kernels": {"kernels"},
+    "model": {"plain", "kernels", "model"},
+    "job": {"plain", "engine", "stats", "model", "job"},
+    "cli": {"plain", "engine", "stats", "model", "job", "cli"},
+}
+#: These layers never import a device library; they are tested, and start, without one.
+HOST_ONLY = {"plain", "engine", "stats"}
+DEVICE_LIBRARIES = {"torch", "transformers", "triton", "accelerate", "gguf"}
+#: These layers import the device half and slow libraries inside functions only: `--help` and wrong usage don't wait.
+LAZY = {"job", "cli"}
+SLOW_LIBRARIES = DEVICE_LIBRARIES | {"datasets", "pyarrow", "numpy", "matplotlib"}
+PACKAGES = {
+    "pagedbatch": REPOSITORY / "pagedbatch",
+    "pagedbatch_kernels": REPOSITORY / "kernels" / "pagedbatch_kernels",
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module. `at_start`: it is imported when the importing module is."""
+
+    importer: str
+    imported: str
+    line: int
+    at_start: bool
+
+    def __str__(self) -> str:
+        return f"{self.importer}, line {self.line}, imports {self.imported}"
+
+
+def layer(module: str) -> str | None:
+    """The layer of one of our modules; None for anybody else's."""
+    package, _, rest = module.partition(".")
+    if package == "pagedbatch_kernels":
+        return "kernels"
+    if package != "pagedbatch":
+        return None
+    first = rest.partition(".")[0]
+    return first if first in ARROWS else "plain"
+
+
+def imports_of(source: str, module: str, is_package: bool = False) -> Iterator[Import]:
+    """Every import in `source`, which is the text of `module`."""
+    parent = module if is_package else module.rpartition(".")[0]
+
+    def walk(node: ast.AST, at_start: bool) -> Iterator[Import]:
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                yield Import(module, name.name, node.lineno, at_start)
+        elif isinstance(node, ast.ImportFrom):
+            origin = resolve_name("." * node.level + (node.module or ""), parent)
+            for name in node.names:  # a name may itself be a module
+                yield Import(module, f"{origin}.{name.name}", node.lineno, at_start)
+        else:
+            type_checking = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+            deferred = type_checking or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            for child in ast.iter_child_nodes(node):
+                yield from walk(child, at_start and not deferred)
+
+    yield from walk(ast.parse(source), True)
+
+
+def broken_rule(found: Import) -> str | None:
+    """What is wrong with an import, if anything."""
+    importing, imported = layer(found.importer), layer(found.imported)
+    assert importing is not None
+    library = found.imported.partition(".")[0]
+    if imported is not None and imported not in ARROWS[importing]:
+        return f"{importing} must not know {imported}"
+    if importing in HOST_ONLY and library in DEVICE_LIBRARIES:
+        return f"{importing} must not know device libraries"
+    if importing in LAZY and found.at_start and (library in SLOW_LIBRARIES or imported == "model"):
+        return f"{importing} imports the device half and slow libraries inside functions only"
+    return None
+
+
+def all_imports() -> list[Import]:
+    found = []
+    for package, folder in PACKAGES.items():
+        for file in sorted(folder.rglob("*.py")):
+            parts = file.relative_to(folder).with_suffix("").parts
+            is_package = parts[-1] == "__init__"
+            module = ".".join([package, *(parts[:-1] if is_package else parts)])
+            found += imports_of(file.read_text(encoding="utf-8"), module, is_package)
+    return found
+
+
+def test_imports_follow_the_arrows() -> None:
+    found = all_imports()
+    assert {layer(each.importer) for each in found} == set(ARROWS), "a layer has no import at all: wrong folders?"
+    assert [f"{each}: {broken_rule(each)}" for each in found if broken_rule(each)] == []
+
+
+def test_importing_the_kernels_package_needs_no_device_library() -> None:
+    at_start = [each for each in all_imports() if each.importer == "pagedbatch_kernels" and each.at_start]
+    assert [
+        str(each) for each in at_start if layer(each.imported) or each.imported.partition(".")[0] in DEVICE_LIBRARIES
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("pagedbatch.engine.x", "import torch"),
+        ("pagedbatch.engine.x", "def f():\n    import torch.nn"),
+        ("pagedbatch.engine.x", "from pagedbatch.model import runner"),
+        ("pagedbatch.engine.x", "from ..model.runner import Runner"),
+        (
+            "pagedbatch.model.x",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pagedbatch.engine import scheduler",
+        ),
+        ("pagedbatch.outputs", "from pagedbatch.engine.engine import Engine"),
+        ("pagedbatch.stats.x", "from transformers import AutoConfig"),
+        ("pagedbatch.job.x", "from pagedbatch.model.runner import Runner"),
+        ("pagedbatch.job.x", "class A:\n    import torch"),
+        ("pagedbatch.cli.x", "import datasets"),
+        ("pagedbatch.job.x", "from pagedbatch import cli"),
+        ("pagedbatch_kernels.x", "from pagedbatch import outputs"),
+    ],
+)
+def test_a_wrong_import_is_found(module: str, source: str) -> None:
+    assert any(broken_rule(each) for each in imports_of(source, module))
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("pagedbatch.job.x", "def f():\n    from pagedbatch.model.runner import Runner"),
+        ("pagedbatch.cli.x", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
+        ("pagedbatch.model.x", "import torch\nfrom pagedbatch_kernels import reference"),
+        ("pagedbatch.engine.x", "from pagedbatch.outputs import BlockCopy\nimport heapq"),
+    ],
+)
+def test_a_right_import_is_left_alone(module: str, source: str) -> None:
+    assert not any(broken_rule(each) for each in imports_of(source, module))
