@@ -1,0 +1,77 @@
+"""`pagedbatch report`: the account of a finished run, read from its stats file. Knows no model and no engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from pagedbatch.errors import UsageError
+from pagedbatch.stats.report import SCHEMES, summary
+from pagedbatch.stats.tables import details
+
+#: What the report reads: sections of the file and the keys within.
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "settings": (),
+    "versions": (),
+    "rows": ("total", "ok", "error", "resumed"),
+    "throughput": ("startup_seconds", "seconds", "output_tokens", "output_tokens_per_second"),
+    "memory": (
+        "num_blocks", "block_size", "block_bytes", "peak_live_blocks", "mean_live_blocks", "mean_logical_blocks",
+        "sharing_saving", "kv_used", "mean_running_sequences", "cow_copies", "preemptions", "swapped_blocks",
+        "recomputed_tokens", "prefix_cache", "contiguous",
+    ),
+    "time": (),
+    "timeline": (),
+}  # fmt: skip
+
+
+def report(
+    stats_file: Annotated[
+        Path, typer.Argument(metavar="OUT.stats.json", help="The stats file that a run wrote beside its output.")
+    ],
+) -> None:
+    """Show what a run did and what its memory held."""
+    stats = read_stats(stats_file)
+    console = Console()
+    summary(stats, console)
+    details(stats, console)
+
+
+def read_stats(path: Path) -> dict[str, Any]:
+    """The contents of a stats file.
+
+    Raises:
+        UsageError: it can't be read, is not JSON, or is not the stats of a run.
+    """
+    try:
+        stats = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except ValueError:
+        raise UsageError(f"{path}: not a stats file: no JSON{_hint(path)}") from None
+    missing = _missing(stats)
+    if missing is not None:
+        raise UsageError(f"{path}: not a stats file: {missing} is missing{_hint(path)}")
+    return dict(stats)
+
+
+def _missing(stats: Any) -> str | None:
+    """The first part that is not there, as `section` or `section.key`."""
+    for section, keys in _NEEDED.items():
+        if not isinstance(stats, dict) or section not in stats:
+            return section
+        for key in keys:
+            if not isinstance(stats[section], dict) or key not in stats[section]:
+                return f"{section}.{key}"
+    contiguous = stats["memory"]["contiguous"]
+    return next((f"memory.contiguous.{name}" for name in SCHEMES if name not in contiguous), None)
+
+
+def _hint(path: Path) -> str:
+    """Whoever named the output probably meant the stats beside it."""
+    beside = path.with_suffix(".stats.json")
+    return f"; did you mean {beside}?" if beside != path and beside.is_file() else ""
