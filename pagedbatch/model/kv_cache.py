@@ -1,0 +1,113 @@
+"""The memory of the pool: one cache on the device, one on the host for swapping. Knows block ids, not who owns them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psutil
+import torch
+from pagedbatch_kernels.interface import Backend, CacheShape
+from torch import Tensor
+
+from pagedbatch.errors import UsageError
+from pagedbatch.outputs import BlockCopy
+
+#: Share of the memory that is free once the weights are loaded that the pool may take; the rest is for activations,
+#: logits and everybody else on the machine.
+FREE_MEMORY_SHARE = {"cpu": 0.5, "cuda": 0.85}
+
+GIB = 1024**3
+
+
+class KVCache:
+    """`num_blocks` blocks on the device and `num_swap_blocks` on the host, in the backend's layout."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        shape: CacheShape,
+        num_blocks: int,
+        num_swap_blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._backend = backend
+        self.shape = shape
+        self.num_blocks = num_blocks
+        self.num_swap_blocks = num_swap_blocks
+        self.device_cache = self._allocate(num_blocks, dtype, device, "--num-blocks or --kv-memory")
+        self._host_cache = self._allocate(num_swap_blocks, dtype, torch.device("cpu"), "--swap-space")
+
+    def _allocate(self, num_blocks: int, dtype: torch.dtype, device: torch.device, flag: str) -> Tensor:
+        try:
+            return self._backend.allocate_cache(self.shape, num_blocks, dtype, device)
+        except (RuntimeError, MemoryError) as error:
+            wanted = num_blocks * self.shape.block_bytes(dtype)
+            raise UsageError(
+                f"no memory for {num_blocks} KV blocks ({wanted / GIB:.2f} GiB on {device.type}, "
+                f"{free_memory(device) / GIB:.2f} GiB free): lower {flag}"
+            ) from error
+
+    def apply(self, swap_out: list[BlockCopy], swap_in: list[BlockCopy], copies: list[BlockCopy]) -> None:
+        """Moves blocks: out before anything overwrites them, in before anything reads them, then the copies."""
+        if swap_out:
+            self._backend.swap_blocks(self.device_cache, self._host_cache, *_ids(swap_out))
+        if swap_in:
+            self._backend.swap_blocks(self._host_cache, self.device_cache, *_ids(swap_in))
+        if copies:
+            src, dst = _ids(copies)
+            device = self.device_cache.device
+            self._backend.copy_blocks(self.device_cache, src.to(device), dst.to(device))
+
+
+def _ids(copies: list[BlockCopy]) -> tuple[Tensor, Tensor]:
+    pairs = torch.tensor(copies, dtype=torch.int64)
+    return pairs[:, 0].contiguous(), pairs[:, 1].contiguous()
+
+
+def cache_shape(config: Any, block_size: int) -> CacheShape:
+    """The shape of a model's cache, from its config."""
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    num_kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return CacheShape(config.num_hidden_layers, block_size, num_kv_heads, head_size)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes free on a device now."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def choose_num_blocks(
+    block_bytes: int,
+    device: torch.device,
+    *,
+    num_blocks: int | None,
+    kv_memory: int | None,
+    most_useful: int,
+) -> int:
+    """The size of the pool: as asked, or what fits into a share of the free memory.
+
+    Args:
+        num_blocks: blocks asked for, or None.
+        kv_memory: bytes asked for, or None.
+        most_useful: blocks that no run could use up; an unasked pool is not made larger.
+
+    Raises:
+        UsageError: not even one block fits.
+    """
+    if num_blocks is not None:
+        return num_blocks
+    if kv_memory is not None:
+        fitting = kv_memory // block_bytes
+        if fitting < 1:
+            raise UsageError(f"--kv-memory {kv_memory} bytes is less than one block ({block_bytes} bytes): raise it")
+        return fitting
+    fitting = int(free_memory(device) * FREE_MEMORY_SHARE[device.type]) // block_bytes
+    if fitting < 1:
+        raise UsageError(
+            f"no memory left for the KV pool: {free_memory(device) / GIB:.2f} GiB free on {device.type}, "
+            f"one block takes {block_bytes} bytes; free some memory or set --num-blocks"
+        )
+    return min(fitting, most_useful)

@@ -1,0 +1,201 @@
+"""Config, tokenizer and weights of a Hugging Face causal LM. Knows nothing about blocks or rows.
+
+A model is a folder, a Hub id or a `.gguf` file. Weights load from safetensors (or GGUF) only, never from a pickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils import logging as hf_logging
+
+from pagedbatch.errors import UsageError
+from pagedbatch.model.attention import ATTENTION_NAME, register_attention
+from pagedbatch.model.support import check_supported
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+#: Generation settings that a model's own generation_config may set, by their names here and there.
+_SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDefaults:
+    """What a model says about itself before its weights are loaded.
+
+    `generation` holds values for `GenerationParams` fields from the model's generation_config, where it samples.
+    """
+
+    generation: dict[str, Any]
+    eos_token_ids: frozenset[int]
+    max_model_len: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """Weights in memory, ready to be called with a flat batch through our attention."""
+
+    model: Any
+    config: Any
+    dtype: torch.dtype
+    device: torch.device
+    defaults: ModelDefaults
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(p.numel() * p.element_size() for p in self.model.parameters())
+
+
+def load_config(model: str, *, trust_remote_code: bool = False) -> Any:
+    """The model's text config.
+
+    Raises:
+        UsageError: there is no such model.
+    """
+    with _one_line_errors(model):
+        config = AutoConfig.from_pretrained(**_source(model), trust_remote_code=trust_remote_code)
+    return config.get_text_config(decoder=True)
+
+
+def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Any:
+    """The model's tokenizer.
+
+    Raises:
+        UsageError: there is no such model, or it has no tokenizer.
+    """
+    with _one_line_errors(model):
+        return AutoTokenizer.from_pretrained(**_source(model), trust_remote_code=trust_remote_code)
+
+
+def model_defaults(model: str, *, trust_remote_code: bool = False) -> ModelDefaults:
+    """Limits, end tokens and sampling defaults, from the config files alone.
+
+    Raises:
+        UsageError: there is no such model, or it is not supported.
+    """
+    config = load_config(model, trust_remote_code=trust_remote_code)
+    check_supported(config)
+    generation_config = _generation_config(model, config)
+    generation: dict[str, Any] = {}
+    if generation_config.do_sample:
+        found = {name: getattr(generation_config, name, None) for name in _SAMPLING_DEFAULTS}
+        generation = {name: value for name, value in found.items() if value is not None}
+    return ModelDefaults(
+        generation=generation,
+        eos_token_ids=_token_ids(generation_config.eos_token_id) or _token_ids(config.eos_token_id),
+        max_model_len=config.max_position_embeddings,
+        vocab_size=config.vocab_size,
+    )
+
+
+def load_model(model: str, *, dtype: str, device: str, trust_remote_code: bool = False) -> LoadedModel:
+    """Loads the weights for inference.
+
+    Args:
+        model: a folder, a Hub id or a `.gguf` file.
+        dtype: "auto", "float32", "bfloat16" or "float16"; auto is the checkpoint's on a GPU, and on a CPU bfloat16
+            where the CPU multiplies it fast, else float32.
+        device: "auto", "cpu" or "cuda"; auto takes a GPU where there is one.
+
+    Raises:
+        UsageError: no such model or device, or no safetensors.
+        UnsupportedModelError: the model needs what is missing here.
+    """
+    defaults = model_defaults(model, trust_remote_code=trust_remote_code)
+    target = _device(device)
+    resolved = _DTYPES.get(dtype) or _auto_dtype(load_config(model, trust_remote_code=trust_remote_code), target)
+    register_attention()
+    source = _source(model)
+    with _one_line_errors(model), _quiet():
+        loaded = AutoModelForCausalLM.from_pretrained(
+            **source,
+            dtype=resolved,
+            attn_implementation=ATTENTION_NAME,
+            use_safetensors=None if "gguf_file" in source else True,
+            trust_remote_code=trust_remote_code,
+        )
+    loaded.to(target).eval().requires_grad_(False)
+    config = loaded.config.get_text_config(decoder=True)
+    return LoadedModel(loaded, config, resolved, target, defaults)
+
+
+def has_fast_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 matrices in hardware."""
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
+
+
+def _source(model: str) -> dict[str, str]:
+    """Arguments of `from_pretrained` that name the model."""
+    path = Path(model)
+    if path.suffix.lower() == ".gguf":
+        if not path.is_file():
+            raise UsageError(f"model {model!r}: no such file")
+        return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    looks_like_path = model.startswith((".", "/", "~")) or model.count("/") > 1
+    if looks_like_path and not path.expanduser().is_dir():
+        raise UsageError(f"model {model!r}: no such folder (give a folder, a Hub id or a .gguf file)")
+    return {"pretrained_model_name_or_path": str(path.expanduser()) if path.expanduser().is_dir() else model}
+
+
+def _generation_config(model: str, config: Any) -> GenerationConfig:
+    source = _source(model)
+    if "gguf_file" not in source:
+        with contextlib.suppress(OSError):
+            return GenerationConfig.from_pretrained(source["pretrained_model_name_or_path"])
+    return GenerationConfig.from_model_config(config)
+
+
+def _token_ids(value: int | list[int] | None) -> frozenset[int]:
+    if value is None:
+        return frozenset()
+    return frozenset([value] if isinstance(value, int) else value)
+
+
+def _device(device: str) -> torch.device:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch finds no GPU here; use --device cpu")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+def _auto_dtype(config: Any, device: torch.device) -> torch.dtype:
+    if device.type == "cpu":
+        return torch.bfloat16 if has_fast_bfloat16() else torch.float32
+    stored = getattr(config, "dtype", None)
+    return stored if isinstance(stored, torch.dtype) else torch.bfloat16
+
+
+@contextlib.contextmanager
+def _one_line_errors(model: str) -> Iterator[None]:
+    """Turns what `from_pretrained` raises for a wrong model into one line."""
+    try:
+        yield
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = lines[0] if lines else type(error).__name__
+        raise UsageError(f"model {model!r} can't be loaded: {reason}") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No loading bars and no notes from the library: progress is ours to show."""
+    level = hf_logging.get_verbosity()
+    bars = hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity(logging.ERROR)
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        hf_logging.set_verbosity(level)
+        if bars:
+            hf_logging.enable_progress_bar()

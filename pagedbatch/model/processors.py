@@ -1,0 +1,73 @@
+"""Controls that change the scores of a row before it is ranked or drawn from, in Hugging Face's order.
+
+Each works in place on one row of scores [vocab_size], float32: logits when sampling, log-probabilities in beam search,
+as `generate` does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from torch import Tensor
+
+from pagedbatch.outputs import History
+from pagedbatch.params import GenerationParams
+
+NEVER = float("-inf")
+
+
+def changes_scores(params: GenerationParams, position: int) -> bool:
+    """Whether any control of this request has work to do at this position."""
+    return params.reads_history or bool(params.logit_bias) or position < params.min_tokens
+
+
+def process_row(
+    scores: Tensor, params: GenerationParams, position: int, history: History | None, eos_token_ids: frozenset[int]
+) -> None:
+    """Applies every control that the request uses.
+
+    Repetition penalty and n-gram blocking look at prompt and output, as in Hugging Face; presence and frequency
+    penalties at the output only, as in OpenAI's API.
+    """
+    if params.logit_bias:
+        token_ids, biases = zip(*params.logit_bias, strict=True)
+        scores[list(token_ids)] += torch.tensor(biases, device=scores.device)
+    if history is not None:
+        everything = history.prompt_token_ids + history.output_token_ids
+        if params.repetition_penalty != 1.0:
+            penalise_repetition(scores, everything, params.repetition_penalty)
+        if params.presence_penalty or params.frequency_penalty:
+            penalise_presence(scores, history.output_token_ids, params.presence_penalty, params.frequency_penalty)
+        if params.no_repeat_ngram_size > 0:
+            _forbid(scores, repeated_ngram_ends(everything, params.no_repeat_ngram_size))
+    if position < params.min_tokens:
+        _forbid(scores, [*eos_token_ids, *params.stop_token_ids])
+
+
+def _forbid(scores: Tensor, token_ids: list[int]) -> None:
+    if token_ids:
+        scores[token_ids] = NEVER
+
+
+def penalise_repetition(scores: Tensor, token_ids: list[int], penalty: float) -> None:
+    """Divides positive and multiplies negative scores of tokens seen before (CTRL, arXiv 1909.05858)."""
+    seen = torch.tensor(sorted(set(token_ids)), dtype=torch.int64, device=scores.device)
+    values = scores[seen]
+    scores[seen] = torch.where(values < 0, values * penalty, values / penalty)
+
+
+def penalise_presence(scores: Tensor, token_ids: list[int], presence: float, frequency: float) -> None:
+    """Lowers the score of each generated token once, and by how often it came."""
+    if token_ids:
+        counts = Counter(token_ids)
+        seen = torch.tensor(list(counts), device=scores.device)
+        scores[seen] -= presence + frequency * torch.tensor(list(counts.values()), device=scores.device)
+
+
+def repeated_ngram_ends(token_ids: list[int], size: int) -> list[int]:
+    """Tokens that would complete an n-gram of `size` tokens that occurred before."""
+    start = token_ids[len(token_ids) - size + 1 :]
+    if len(token_ids) < size:
+        return []
+    return [token_ids[i + size - 1] for i in range(len(token_ids) - size + 1) if token_ids[i : i + size - 1] == start]

@@ -1,0 +1,107 @@
+"""Executes a scheduled step on the device: moves blocks, one forward, sampling. Knows no queue and no row.
+
+Everything that touches the device happens here or below; ids and small lists go in and come out.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from pagedbatch_kernels.interface import Backend, CacheShape
+
+from pagedbatch.model.attention import PagedAttentionContext
+from pagedbatch.model.backends import choose_backend
+from pagedbatch.model.input_batch import InputBatch, make_input_batch
+from pagedbatch.model.kv_cache import KVCache, cache_shape, choose_num_blocks
+from pagedbatch.model.loader import LoadedModel
+from pagedbatch.model.sampler import Sampler
+from pagedbatch.outputs import ModelRunnerOutput, SchedulerOutput, StepSeconds
+
+
+class ModelRunner:
+    """A loaded model, its cache and a kernel backend."""
+
+    def __init__(self, loaded: LoadedModel, backend_name: str, backend: Backend, cache: KVCache) -> None:
+        self._loaded = loaded
+        self.backend_name = backend_name
+        self._backend = backend
+        self._cache = cache
+        self._sampler = Sampler(loaded.defaults.eos_token_ids)
+
+    @classmethod
+    def create(
+        cls,
+        loaded: LoadedModel,
+        *,
+        attention: str = "auto",
+        block_size: int = 16,
+        num_blocks: int | None = None,
+        kv_memory: int | None = None,
+        swap_space: int = 0,
+        max_num_seqs: int = 128,
+    ) -> ModelRunner:
+        """Sizes and allocates the pools.
+
+        Args:
+            attention: the backend's name, or "auto".
+            num_blocks, kv_memory: the size of the pool in blocks or in bytes; neither: a share of the free memory.
+            swap_space: bytes of host memory for preempted groups.
+            max_num_seqs: no unasked pool is larger than this many sequences of the model's full length.
+
+        Raises:
+            UsageError: no such backend, or no memory for the pools.
+        """
+        backend_name, backend = choose_backend(attention, loaded.device)
+        shape: CacheShape = cache_shape(loaded.config, block_size)
+        block_bytes = shape.block_bytes(loaded.dtype)
+        chosen = choose_num_blocks(
+            block_bytes,
+            loaded.device,
+            num_blocks=num_blocks,
+            kv_memory=kv_memory,
+            most_useful=max_num_seqs * -(-loaded.defaults.max_model_len // block_size),
+        )
+        num_swap_blocks = min(swap_space // block_bytes, chosen)
+        cache = KVCache(backend, shape, chosen, num_swap_blocks, loaded.dtype, loaded.device)
+        return cls(loaded, backend_name, backend, cache)
+
+    @property
+    def num_blocks(self) -> int:
+        return self._cache.num_blocks
+
+    @property
+    def num_swap_blocks(self) -> int:
+        return self._cache.num_swap_blocks
+
+    @property
+    def block_bytes(self) -> int:
+        return self._cache.shape.block_bytes(self._loaded.dtype)
+
+    @torch.inference_mode()
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Runs one step: swaps and copies, then one forward of the flat batch, then the draws."""
+        began = time.perf_counter()
+        self._cache.apply(step.swap_out, step.swap_in, step.copies)
+        batch = make_input_batch(step, self._cache.shape.block_size, self._loaded.device)
+        context = PagedAttentionContext(self._backend, self._cache.device_cache, batch.attention)
+        logits = self._forward(batch, context)
+        forwarded = time.perf_counter()
+        samples, beams = self._sampler(logits, step)
+        ended = time.perf_counter()
+        seconds = StepSeconds(
+            model=forwarded - began - context.seconds, attention=context.seconds, sampling=ended - forwarded
+        )
+        return ModelRunnerOutput(samples, beams, seconds)
+
+    def _forward(self, batch: InputBatch, context: PagedAttentionContext) -> torch.Tensor:
+        """Logits [num_logits, vocab_size] of the positions that need them."""
+        output = self._loaded.model(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            logits_to_keep=batch.logits_indices,
+            paged=context,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
