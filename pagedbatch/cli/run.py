@@ -1,0 +1,119 @@
+"""`pagedbatch run`: its flags, and the terminal around a job. Knows no engine and no file of rows."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+
+from pagedbatch.errors import UsageError
+
+_input = partial(typer.Option, rich_help_panel="Input", show_default=False)
+_generation = partial(typer.Option, rich_help_panel="Generation", show_default=False)
+_beams = partial(typer.Option, rich_help_panel="Beams", show_default=False)
+_engine = partial(typer.Option, rich_help_panel="Engine", show_default=False)
+_output = partial(typer.Option, rich_help_panel="Output", show_default=False)
+
+_INPUT_HELP = ".jsonl, .jsonl.gz, .jsonl.zst, .csv, .parquet, - for stdin, a dataset's folder, or a Hub dataset."
+_TEMPLATE_HELP = r"A prompt made from columns: 'Q: {question}\nA:'. \n and \t are understood."
+_TEMPERATURE_HELP = "0 is greedy. (default: the model's where it samples, else 0, or 1.0 for n > 1)"
+_STOP_HELP = r"Text to stop at, left out of the output; repeatable. \n and \t are understood."
+_BIAS_HELP = """JSON object of token id to bias: '{"50256": -100}'."""
+
+
+def run(
+    # Everything defaults to None, "not given", so that a recipe can say what the command line does not.
+    input: Annotated[str | None, typer.Argument(metavar="INPUT", show_default=False, help=_INPUT_HELP)] = None,
+    model: Annotated[str | None, _input("--model", "-m", help="Hub id, folder, or .gguf file.")] = None,
+    recipe: Annotated[str | None, _input(help="TOML file with any of these settings.")] = None,
+    split: Annotated[str | None, _input(help="Split of a dataset.")] = None,
+    subset: Annotated[str | None, _input(help="Subset of a Hub dataset.")] = None,
+    prompt_column: Annotated[str | None, _input(help="Column that holds the prompt.")] = None,
+    prompt_template: Annotated[str | None, _input(help=_TEMPLATE_HELP)] = None,
+    chat: Annotated[bool | None, _input("--chat/--no-chat", help="Wrap prompts in the chat template.")] = None,
+    limit: Annotated[int | None, _input(help="Run only the first N rows.")] = None,
+    allow_duplicate_ids: Annotated[bool | None, _input("--allow-duplicate-ids", help="Rows may share an id.")] = None,
+    trust_remote_code: Annotated[bool | None, _input("--trust-remote-code", help="Run the model's own code.")] = None,
+    n: Annotated[int | None, _generation("--n", "-n", help="Outputs a row. (default: 1)")] = None,
+    temperature: Annotated[float | None, _generation(help=_TEMPERATURE_HELP)] = None,
+    top_p: Annotated[float | None, _generation(help="Sample from the most likely, up to this mass.")] = None,
+    top_k: Annotated[int | None, _generation(help="Sample from the k most likely; 0 is off.")] = None,
+    min_p: Annotated[float | None, _generation(help="Drop tokens below this share of the likeliest.")] = None,
+    seed: Annotated[int | None, _generation(help="Same seed and row id: same outputs. (default: 0)")] = None,
+    max_tokens: Annotated[int | None, _generation(help="Most new tokens an output. (default: 256)")] = None,
+    min_tokens: Annotated[int | None, _generation(help="No end before so many new tokens.")] = None,
+    stop: Annotated[list[str] | None, _generation(help=_STOP_HELP)] = None,
+    stop_token_ids: Annotated[list[int] | None, _generation(help="Token id to stop at; repeatable.")] = None,
+    ignore_eos: Annotated[bool | None, _generation("--ignore-eos", help="Go on after end tokens.")] = None,
+    logprobs: Annotated[int | None, _generation(help="Write logprobs, with the K most likely tokens.")] = None,
+    presence_penalty: Annotated[float | None, _generation(help="Subtracted for tokens in the output.")] = None,
+    frequency_penalty: Annotated[float | None, _generation(help="Subtracted for each time in the output.")] = None,
+    repetition_penalty: Annotated[float | None, _generation(help="Divides for tokens in prompt or output.")] = None,
+    no_repeat_ngram_size: Annotated[int | None, _generation(help="No run of so many tokens twice.")] = None,
+    logit_bias: Annotated[str | None, _generation(help=_BIAS_HELP)] = None,
+    num_beams: Annotated[int | None, _beams(help="Beam search of this width; n outputs of it are written.")] = None,
+    length_penalty: Annotated[float | None, _beams(help="score = logprob / length ** this. (default: 1.0)")] = None,
+    early_stopping: Annotated[str | None, _beams(help="true, false or never. (default: false)")] = None,
+    block_size: Annotated[int | None, _engine(help="Token slots a block. (default: 16)")] = None,
+    kv_memory: Annotated[str | None, _engine(help="Pool size: 4GiB. (default: what is free, with a margin)")] = None,
+    num_blocks: Annotated[int | None, _engine(help="Pool size in blocks, instead of --kv-memory.")] = None,
+    max_num_seqs: Annotated[int | None, _engine(help="Most sequences at once. (default: 128)")] = None,
+    max_num_batched_tokens: Annotated[int | None, _engine(help="Most tokens a step. (default: 2048)")] = None,
+    preemption: Annotated[str | None, _engine(help="auto, swap or recompute. (default: auto)")] = None,
+    swap_space: Annotated[str | None, _engine(help="Host memory for swapped blocks. (default: 1GiB)")] = None,
+    prefix_cache: Annotated[bool | None, _engine("--prefix-cache/--no-prefix-cache", help="(default: on)")] = None,
+    attention: Annotated[str | None, _engine(help="auto, triton, cpu or torch. (default: auto)")] = None,
+    device: Annotated[str | None, _engine(help="auto, cpu or cuda. (default: auto)")] = None,
+    dtype: Annotated[str | None, _engine(help="auto, float32, bfloat16 or float16. (default: auto)")] = None,
+    output: Annotated[str | None, _output("--output", "-o", help="Records in input order; - for stdout.")] = None,
+    restart: Annotated[bool | None, _output("--restart", help="Begin anew, whatever an earlier run left.")] = None,
+) -> int:
+    """Answer every row of INPUT. The same command again resumes a run that was cut off."""
+    given: dict[str, Any] = {name: value for name, value in locals().items() if name != "recipe"}
+    given["stop"] = [_unescape(text) for text in stop] if stop else None
+    given["stop_token_ids"] = stop_token_ids or None
+    given["prompt_template"] = None if prompt_template is None else _unescape(prompt_template)
+    given["logit_bias"] = None if logit_bias is None else _json_object("--logit-bias", logit_bias)
+    return run_command(given, recipe)
+
+
+def run_command(given: dict[str, Any], recipe: str | None) -> int:
+    """Runs a job with the settings that the command line gave (None: not given), and reports on stderr."""
+    from rich.console import Console
+
+    from pagedbatch.cli.progress import make_progress
+    from pagedbatch.job.job import Ui, run_job
+    from pagedbatch.job.settings import merge, read_recipe
+    from pagedbatch.stats.report import summary
+
+    settings = merge(given, {} if recipe is None else read_recipe(recipe))
+    console = Console(stderr=True)
+    result = run_job(
+        settings,
+        Ui(
+            notice=lambda text: print(text, file=sys.stderr),
+            open_view=lambda total, resumed: make_progress(total, resumed, console),
+        ),
+    )
+    summary(result.stats, console)
+    if result.paths is not None:
+        print(f"stats     {result.paths.stats}", file=sys.stderr)
+        if result.paths.output.exists() and not result.paths.journal.exists():
+            print(f"output    {result.paths.output}", file=sys.stderr)
+    return result.exit_code
+
+
+def _unescape(text: str) -> str:
+    r"""Shells hand over `\n` as two characters; in a text to match or to fill it means a line end."""
+    parts = text.split("\\\\")
+    return "\\".join(part.replace("\\n", "\n").replace("\\t", "\t") for part in parts)
+
+
+def _json_object(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{name}: malformed JSON: {error.msg} at column {error.colno}") from None

@@ -1,0 +1,141 @@
+"""Reads JSON Lines and CSV from a stream of bytes. Knows nothing about paths, compression or ids' meaning.
+
+A record of JSON Lines ends at LF and nowhere else. Whatever is wrong with one line stays with that line.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, BinaryIO, NoReturn
+
+from pagedbatch.job.rows import RawRow, RowId
+from pagedbatch.params import READERS
+
+MAX_LINE_BYTES = 64 * 2**20
+
+#: What a cut or damaged compressed file raises while it is read.
+STREAM_ERRORS = (EOFError, OSError, zlib.error)
+
+_READABLE_ID = re.compile(rb'\{\s*"(?:custom_)?id"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d{1,18})\s*[,}]')
+
+#: CSV cells of these columns hold JSON values; all others are text.
+_TYPED_COLUMNS = frozenset(READERS) - {"stop"} | {"messages", "prompt_token_ids", "priority"}
+
+
+def read_jsonl(stream: BinaryIO, *, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[RawRow]:
+    """The rows of a JSON Lines stream. Blank lines are none; a broken line is an error row and the reading goes on."""
+    number = 0
+    while True:
+        try:
+            raw = stream.readline(max_line_bytes + 1)
+            if not raw:
+                return
+            number += 1
+            whole = len(raw) <= max_line_bytes or raw.endswith(b"\n")
+            if not whole:
+                _skip_line(stream, max_line_bytes)
+        except STREAM_ERRORS as error:
+            yield RawRow(line=number + 1, error=f"line {number + 1}: the input breaks off here: {error}")
+            return
+        if number == 1:
+            raw = raw.removeprefix(codecs.BOM_UTF8)
+        if not whole:
+            yield _broken(raw, number, f"longer than {max_line_bytes} bytes")
+        elif raw.strip():
+            yield _parse_line(raw, number)
+
+
+def _skip_line(stream: BinaryIO, chunk_bytes: int) -> None:
+    while (chunk := stream.readline(chunk_bytes)) and not chunk.endswith(b"\n"):
+        pass
+
+
+def _parse_line(raw: bytes, number: int) -> RawRow:
+    try:
+        fields = json.loads(raw.strip().decode("utf-8"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        return _broken(raw, number, f"byte {error.start + 1} is not UTF-8")
+    except json.JSONDecodeError as error:
+        return _broken(raw, number, f"malformed JSON: {error.msg} at column {error.colno}")
+    except (ValueError, RecursionError) as error:
+        return _broken(raw, number, f"malformed JSON: {error}")
+    if not isinstance(fields, dict):
+        return RawRow(line=number, error=f"line {number}: a row must be a JSON object, got {_kind(fields)}")
+    return RawRow(fields, line=number)
+
+
+def _broken(raw: bytes, number: int, reason: str) -> RawRow:
+    return RawRow(line=number, error=f"line {number}: {reason}", readable_id=_readable_id(raw))
+
+
+def _readable_id(raw: bytes) -> RowId | None:
+    match = _READABLE_ID.match(raw[:4096].lstrip())
+    if match is None:
+        return None
+    with suppress(ValueError):
+        found = json.loads(match[1].decode("utf-8"))
+        if isinstance(found, int):
+            return found
+        found.encode()
+        return str(found)
+    return None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _kind(value: Any) -> str:
+    names = {list: "a list", str: "a string", int: "a number", float: "a number", bool: "a boolean"}
+    return names.get(type(value), "null")
+
+
+def csv_columns(stream: BinaryIO) -> list[str]:
+    """The header of a CSV stream."""
+    with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
+        return next(csv.reader(text), [])
+
+
+def read_csv(stream: BinaryIO) -> Iterator[RawRow]:
+    """The rows of a CSV stream with a header line. An empty cell is a value that was not given.
+
+    Cells are text, but those of generation parameters, which are read as JSON.
+    """
+    csv.field_size_limit(MAX_LINE_BYTES)
+    with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
+        cells = csv.DictReader(text, restkey="", strict=True)
+        while True:
+            first = cells.line_num + 1
+            try:
+                row = next(cells, None)
+            except UnicodeDecodeError:
+                yield RawRow(line=first, error=f"line {first}: not UTF-8; the rows from here on can't be read")
+                return
+            except csv.Error as error:
+                yield RawRow(line=first, error=f"line {first}: malformed CSV: {error}")
+                continue
+            except STREAM_ERRORS as error:
+                yield RawRow(line=first, error=f"line {first}: the input breaks off here: {error}")
+                return
+            if row is None:
+                return
+            if "" in row and isinstance(row[""], list):
+                yield RawRow(line=first, error=f"line {first}: more cells than the header has columns")
+            else:
+                yield RawRow({name: _cell(name, cell) for name, cell in row.items()}, line=first)
+
+
+def _cell(name: str, cell: str | None) -> Any:
+    if not cell:
+        return "" if name == "prompt" and cell == "" else None
+    if name in _TYPED_COLUMNS:
+        with suppress(ValueError):
+            return json.loads(cell)
+    return cell

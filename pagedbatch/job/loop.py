@@ -1,0 +1,162 @@
+"""The loop of a run: rows into the engine, a bounded number at a time, and finished rows into the journal at once.
+
+Knows the engine and what it is handed; no settings, no files and no terminal.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from pagedbatch.engine.engine import Engine
+from pagedbatch.errors import PagedBatchError, RowError, RunError
+from pagedbatch.job.interrupts import Interrupts
+from pagedbatch.job.journal import Journal
+from pagedbatch.job.prompts import PromptBuilder
+from pagedbatch.job.records import Record, RecordWriter, encode_record, error_record
+from pagedbatch.job.rows import Row, RowId
+from pagedbatch.outputs import RequestOutput, StepSnapshot
+from pagedbatch.params import GenerationParams
+from pagedbatch.stats.memory import MemoryAccount
+
+
+class RowsView(Protocol):
+    """The display, as far as the loop knows it."""
+
+    def update(self, snapshot: StepSnapshot | None, rows_done: int, rows_error: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """What must be known of a row when the engine has finished it."""
+
+    id: RowId
+    place: str
+    params: GenerationParams
+
+
+@dataclass(slots=True)
+class Totals:
+    """What the loop did. Times are `time.perf_counter` seconds, None while it did not happen."""
+
+    rows_ok: int = 0
+    rows_error: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    first_step_at: float | None = None
+    last_row_at: float | None = None
+
+    @property
+    def rows_done(self) -> int:
+        return self.rows_ok + self.rows_error
+
+    @property
+    def seconds(self) -> float:
+        """From the first step to the last row."""
+        if self.first_step_at is None or self.last_row_at is None:
+            return 0.0
+        return max(0.0, self.last_row_at - self.first_step_at)
+
+
+class RowLoop:
+    """Runs the rows that `journal` does not hold yet. `window` is the most rows inside the engine at a time."""
+
+    def __init__(
+        self,
+        *,
+        rows: Iterator[Row],
+        engine: Engine,
+        prompts: PromptBuilder,
+        records: RecordWriter,
+        journal: Journal,
+        account: MemoryAccount,
+        view: RowsView,
+        interrupts: Interrupts,
+        window: int,
+    ) -> None:
+        self.totals = Totals()
+        self._rows = (row for row in rows if row.index not in journal)
+        self._engine = engine
+        self._prompts = prompts
+        self._records = records
+        self._journal = journal
+        self._account = account
+        self._view = view
+        self._interrupts = interrupts
+        self._window = window
+        self._in_flight: dict[int, InFlight] = {}
+        self._snapshot: StepSnapshot | None = None
+
+    def run(self) -> None:
+        """Until every row is in the journal, or an interrupt is requested.
+
+        Raises:
+            RunError: the engine or the journal failed; what had finished is in the journal.
+        """
+        while not self._interrupts.requested:
+            began = time.perf_counter()
+            self._feed()
+            self._account.add_io(time.perf_counter() - began)
+            if not self._engine.has_unfinished:
+                return
+            self._step()
+
+    def _feed(self) -> None:
+        """Fills the engine up to the window. A row that can't become a request is finished right here."""
+        while self._engine.num_unfinished < self._window and not self._interrupts.requested:
+            row = next(self._rows, None)
+            if row is None:
+                return
+            try:
+                request = self._prompts.request(row)
+            except RowError as error:
+                self._finish_with_error(row.index, row.id, str(error))
+                self._show()
+                continue
+            assert row.id is not None
+            self._in_flight[row.index] = InFlight(row.id, row.place, request.params)
+            self._engine.add(request)
+
+    def _step(self) -> None:
+        began = time.perf_counter()
+        if self.totals.first_step_at is None:
+            self.totals.first_step_at = began
+        try:
+            step = self._engine.step()
+        except PagedBatchError:
+            raise
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or [""])[0]
+            raise RunError(f"a step of the engine failed: {type(error).__name__}: {reason}") from error
+        stepped = time.perf_counter()
+        for output in step.finished:
+            self._finish(output)
+        self._account.add_io(time.perf_counter() - stepped)
+        if step.snapshot is not None:
+            self._snapshot = step.snapshot
+            self._account.observe(step.snapshot)
+        self._show()
+
+    def _finish(self, output: RequestOutput) -> None:
+        row = self._in_flight.pop(output.request_id)
+        if output.error is not None:
+            self._finish_with_error(output.request_id, row.id, f"{row.place}: {output.error}")
+            return
+        self._write(output.request_id, self._records.ok_record(row.id, output, row.params), ok=True)
+        self._account.row_finished(output, row.params, self._engine.config.max_model_len)
+        self.totals.rows_ok += 1
+        self.totals.prompt_tokens += output.num_prompt_tokens
+        self.totals.output_tokens += output.num_output_tokens
+
+    def _finish_with_error(self, index: int, row_id: RowId | None, message: str) -> None:
+        self._write(index, error_record(index, row_id, message), ok=False)
+        self.totals.rows_error += 1
+
+    def _write(self, index: int, record: Record, *, ok: bool) -> None:
+        self._journal.append(index, encode_record(record), ok=ok)
+        self.totals.last_row_at = time.perf_counter()
+
+    def _show(self) -> None:
+        self._view.update(self._snapshot, self.totals.rows_done, self.totals.rows_error)

@@ -1,0 +1,260 @@
+"""From a row to a request: its prompt as token ids, its parameters, its random key. Knows no engine and no file.
+
+Whatever is wrong with a row is a `RowError` that says what and lets the others go on.
+"""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pagedbatch.errors import ParamError, RowError, UsageError
+from pagedbatch.job.rows import Row, id_hash, is_unicode
+from pagedbatch.params import READERS, GenerationParams, resolve
+from pagedbatch.sequence import Request
+
+PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
+
+#: What a model's generation_config may say about sampling; without meaning where a row asks for beams.
+_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What prompts and parameters are checked against."""
+
+    max_model_len: int
+    vocab_size: int
+
+
+def template_fields(template: str) -> tuple[str, ...]:
+    """The columns that a prompt template names.
+
+    Raises:
+        UsageError: the template is malformed, or does more than name columns.
+    """
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise UsageError(f"--prompt-template: {error}; write {{{{ and }}}} for braces") from None
+    names = []
+    for _, name, spec, conversion in parts:
+        if name is None:
+            continue
+        if not name or spec or conversion:
+            raise UsageError(f"--prompt-template: {{{name}}} must be just the name of a column")
+        names.append(name)
+    if not names:
+        raise UsageError("--prompt-template names no column: write for example 'Q: {question}'")
+    return tuple(dict.fromkeys(names))
+
+
+def look_up(fields: Mapping[str, Any], name: str) -> Any:
+    """A column's value; `a.b` is field b of an object in column a, unless a column has that very name.
+
+    Raises:
+        KeyError: the row has no such column.
+    """
+    if name in fields:
+        return fields[name]
+    value: Any = fields
+    for part in name.split("."):
+        if not isinstance(value, Mapping):
+            raise KeyError(name)
+        value = value[part]
+    return value
+
+
+class PromptBuilder:
+    """Makes requests from rows, with a Hugging Face tokenizer.
+
+    `model_defaults` are generation parameters from the model's generation_config; `run_settings` those given for the
+    whole run. A row's own settings win over both.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        limits: ModelLimits,
+        *,
+        model_defaults: Mapping[str, Any],
+        run_settings: Mapping[str, Any],
+        prompt_column: str | None = None,
+        prompt_template: str | None = None,
+        chat: bool = False,
+    ) -> None:
+        if chat and not tokenizer.chat_template:
+            raise UsageError("--chat: this model's tokenizer has no chat template; leave it out or choose a chat model")
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._model_defaults = model_defaults
+        self._run_settings = run_settings
+        self._prompt_column = prompt_column
+        self._prompt_template = prompt_template
+        self._template_fields = template_fields(prompt_template) if prompt_template is not None else ()
+        self._chat = chat
+
+    def request(self, row: Row) -> Request:
+        """The request of a row.
+
+        Raises:
+            RowError: the row can't be answered.
+        """
+        if row.error is not None or row.id is None:
+            raise RowError(row.error or f"{row.place}: the row has no id")
+        try:
+            params = self.resolve_params(row.fields)
+            prompt = self._prompt_token_ids(row.fields)
+            priority = _priority(row.fields.get("priority"))
+            params = self._fit(params, len(prompt))
+        except RowError as error:
+            raise RowError(f"{row.place}: {error}") from None
+        return Request(row.index, prompt, params, id_hash(row.id, params.seed), priority)
+
+    def resolve_params(self, fields: Mapping[str, Any]) -> GenerationParams:
+        """A row's parameters: its own over the run's over the model's.
+
+        Raises:
+            ParamError: a wrong type or value, or two that can't be combined.
+        """
+        own = {name: fields[name] for name in READERS if fields.get(name) is not None}
+        defaults = self._model_defaults
+        num_beams = own.get("num_beams", self._run_settings.get("num_beams"))
+        if isinstance(num_beams, int) and num_beams > 1:
+            defaults = {name: value for name, value in defaults.items() if name not in _SAMPLING_FIELDS}
+        params = resolve(defaults, self._run_settings, own)
+        for name, token_ids in (
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", [token_id for token_id, _ in params.logit_bias]),
+        ):
+            self._check_vocabulary(name, token_ids)
+        return params
+
+    def _fit(self, params: GenerationParams, prompt_len: int) -> GenerationParams:
+        """Cuts `max_tokens` down to the room that the prompt leaves."""
+        limit = self._limits.max_model_len
+        if prompt_len == 0:
+            raise RowError("the prompt is empty: it has no token to start from")
+        if prompt_len >= limit:
+            raise RowError(
+                f"the prompt has {prompt_len} tokens, and the model's limit of {limit} leaves no room for one"
+            )
+        room = limit - prompt_len
+        if params.max_tokens <= room:
+            return params
+        return replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
+
+    def _prompt_token_ids(self, fields: Mapping[str, Any]) -> list[int]:
+        if self._prompt_column is not None:
+            return self._encode_prompt(_column_text(fields, self._prompt_column))
+        if self._prompt_template is not None:
+            values = {name: _column_text(fields, name) for name in self._template_fields}
+            return self._encode_prompt(_fill(self._prompt_template, values))
+        given = [name for name in PROMPT_FIELDS if fields.get(name) is not None]
+        if not given:
+            raise RowError("no prompt: the row needs prompt, messages or prompt_token_ids")
+        if len(given) > 1:
+            raise RowError(f"{' and '.join(given)} are given: a row takes one of them")
+        value = fields[given[0]]
+        if given[0] == "prompt_token_ids":
+            return self._checked_token_ids(value)
+        if given[0] == "messages":
+            return self._encode_messages(_checked_messages(value))
+        if not isinstance(value, str):
+            raise RowError(f"prompt must be text, got {_short(value)}")
+        return self._encode_prompt(value)
+
+    def _encode_prompt(self, text: str) -> list[int]:
+        if not is_unicode(text):
+            raise RowError("the prompt holds half of a surrogate pair, which is not Unicode text")
+        if self._chat:
+            return self._encode_messages([{"role": "user", "content": text}])
+        token_ids: list[int] = self._tokenizer(text)["input_ids"]
+        bos = self._tokenizer.bos_token_id
+        if bos is not None and token_ids[:2] == [bos, bos]:
+            return token_ids[1:]  # the text brought its own
+        return token_ids
+
+    def _encode_messages(self, messages: list[dict[str, Any]]) -> list[int]:
+        if not self._tokenizer.chat_template:
+            raise RowError("messages need a chat template, and this model's tokenizer has none: give a prompt")
+        try:
+            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template is the model's own code, and jinja raises what it likes
+            raise RowError(f"the chat template refuses the messages: {error}") from None
+        token_ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return token_ids
+
+    def _checked_token_ids(self, value: Any) -> list[int]:
+        if not isinstance(value, list) or not all(type(token_id) is int for token_id in value):
+            raise RowError(f"prompt_token_ids must be a list of integers, got {_short(value)}")
+        self._check_vocabulary("prompt_token_ids", value)
+        return list(value)
+
+    def _check_vocabulary(self, name: str, token_ids: Any) -> None:
+        size = self._limits.vocab_size
+        for token_id in token_ids:
+            if not 0 <= token_id < size:
+                raise ParamError(f"{name}: {token_id} is no token id of this model, whose vocabulary has {size}")
+
+
+def _fill(template: str, values: Mapping[str, str]) -> str:
+    return "".join(
+        literal + (values[name] if name is not None else "")
+        for literal, name, _, _ in string.Formatter().parse(template)
+    )
+
+
+def _column_text(fields: Mapping[str, Any], name: str) -> str:
+    try:
+        value = look_up(fields, name)
+    except KeyError:
+        raise RowError(f"the row has no column {name!r}") from None
+    if value is None:
+        raise RowError(f"column {name!r} is empty")
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (bool, int, float)):
+        return json.dumps(value)
+    raise RowError(f"column {name!r} must hold text, got {_short(value)}")
+
+
+def _checked_messages(value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not value:
+        raise RowError(f"messages must be a list of at least one message, got {_short(value)}")
+    return [_checked_message(i, message) for i, message in enumerate(value)]
+
+
+def _checked_message(i: int, message: Any) -> dict[str, Any]:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise RowError(f"messages[{i}] must be an object with a role and a content, got {_short(message)}")
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(_text_part(i, part) for part in content)
+    if content is not None and not isinstance(content, str):
+        raise RowError(f"messages[{i}].content must be text, got {_short(content)}")
+    if not is_unicode(f"{message['role']}{content}"):
+        raise RowError(f"messages[{i}] holds half of a surrogate pair, which is not Unicode text")
+    return {**message, "content": content}
+
+
+def _text_part(i: int, part: Any) -> str:
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    raise RowError(f"messages[{i}].content: only text parts can be read, got {_short(part)}")
+
+
+def _priority(value: Any) -> int:
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RowError(f"priority must be an integer, got {_short(value)}")
+    return value
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,89 @@
+"""The records of OUT.jsonl: an answered row, or a row with its error. Knows no file and no engine."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from pagedbatch.job.rows import RowId
+from pagedbatch.outputs import CompletionOutput, RequestOutput
+from pagedbatch.params import GenerationParams
+
+Record = dict[str, Any]
+
+
+def encode_record(record: Mapping[str, Any]) -> bytes:
+    """A record as one line of strict JSON, without its line end."""
+    return json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(", ", ": ")).encode()
+
+
+def error_record(index: int, row_id: RowId | None, message: str) -> Record:
+    """The record of a row that could not be answered."""
+    usage = {"prompt_tokens": 0, "completion_tokens": 0, "cached_tokens": 0}
+    return {"id": row_id, "index": index, "status": "error", "outputs": [], "usage": usage, "error": message}
+
+
+class RecordWriter:
+    """Turns finished requests into records, with a Hugging Face tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._token_text = lru_cache(maxsize=1 << 16)(self._decode_token)
+
+    def ok_record(self, row_id: RowId, output: RequestOutput, params: GenerationParams) -> Record:
+        """The record of an answered row."""
+        return {
+            "id": row_id,
+            "index": output.request_id,
+            "status": "ok",
+            "outputs": [self._completion(completion, params) for completion in output.outputs],
+            "usage": {
+                "prompt_tokens": output.num_prompt_tokens,
+                "completion_tokens": output.num_output_tokens,
+                "cached_tokens": output.num_cached_tokens,
+            },
+            "error": None,
+        }
+
+    def _completion(self, completion: CompletionOutput, params: GenerationParams) -> Record:
+        return {
+            "index": completion.index,
+            "text": self._text(completion, params),
+            "token_ids": completion.token_ids,
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+            "cumulative_logprob": _finite(completion.cumulative_logprob),
+            "score": _finite(completion.score),
+            "logprobs": self._logprobs(completion),
+        }
+
+    def _text(self, completion: CompletionOutput, params: GenerationParams) -> str:
+        text: str = self._tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+        if isinstance(completion.stop_reason, str):
+            matches = [at for stop in params.stop if (at := text.find(stop)) >= 0]
+            text = text[: min(matches, default=len(text))]
+        return text
+
+    def _logprobs(self, completion: CompletionOutput) -> list[Record] | None:
+        if completion.top_logprobs is None:
+            return None
+        steps = zip(completion.token_ids, completion.token_logprobs, completion.top_logprobs, strict=True)
+        return [
+            {**self._token(token_id, logprob), "top_logprobs": [self._token(*entry) for entry in top]}
+            for token_id, logprob, top in steps
+        ]
+
+    def _token(self, token_id: int, logprob: float) -> Record:
+        return {"token_id": token_id, "token": self._token_text(token_id), "logprob": _finite(logprob)}
+
+    def _decode_token(self, token_id: int) -> str:
+        text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return text
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no infinities: a logprob of a token that a filter ruled out is null."""
+    return value if value is not None and math.isfinite(value) else None

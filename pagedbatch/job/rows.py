@@ -1,0 +1,80 @@
+"""One row of the input, whatever the file was. Knows nothing about formats, prompts or models."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+RowId = int | str
+
+
+@dataclass(frozen=True, slots=True)
+class RawRow:
+    """A row as a format reader found it: its fields, or the reason why there are none.
+
+    `line` is the line of a text file where the row begins, counted from 1; tables have none. `readable_id` is what
+    could be made out of the id of a row that is otherwise broken.
+    """
+
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    line: int | None = None
+    error: str | None = None
+    readable_id: RowId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row in its place: `index` counts the rows of the input from 0 and is the key of everything internal.
+
+    `id` is what the user calls the row: given, else the row number; None where a broken row's id can't be read.
+    """
+
+    index: int
+    id: RowId | None
+    has_own_id: bool
+    fields: Mapping[str, Any]
+    line: int | None = None
+    error: str | None = None
+
+    @property
+    def place(self) -> str:
+        """Where the user finds the row."""
+        return f"row {self.index}" if self.line is None else f"line {self.line}"
+
+
+def place_row(raw: RawRow, index: int) -> Row:
+    """Gives a raw row its index and id; an id of a wrong type makes it an error row."""
+    if raw.error is not None:
+        return Row(index, raw.readable_id, raw.readable_id is not None, {}, raw.line, raw.error)
+    given = raw.fields.get("id")
+    if given is None:
+        return Row(index, index, False, raw.fields, raw.line)
+    problem = _id_problem(given)
+    if problem is not None:
+        return Row(index, None, False, {}, raw.line, problem)
+    return Row(index, given, True, raw.fields, raw.line)
+
+
+def _id_problem(value: Any) -> str | None:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        return f"id must be an integer or a string, got {value!r}"
+    if isinstance(value, str) and not is_unicode(value):
+        return "id holds half of a surrogate pair, which is not Unicode text"
+    return None
+
+
+def is_unicode(text: str) -> bool:
+    """Whether `text` can be written as UTF-8: JSON escapes can smuggle in lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def id_hash(row_id: RowId, salt: int = 0) -> int:
+    """A 64-bit number made from a salt and an id. The type counts: 1 and "1" differ."""
+    tag = "s" if isinstance(row_id, str) else "i"
+    return int.from_bytes(hashlib.blake2b(f"{salt}:{tag}:{row_id}".encode(), digest_size=8).digest(), "big")

@@ -1,0 +1,82 @@
+"""OUT.stats.json: puts together what a run was told, what it did and what it cost. Knows no engine and no file."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from pagedbatch import __version__
+from pagedbatch.job.journal import Journal
+from pagedbatch.job.loop import Totals
+from pagedbatch.job.settings import RunSettings
+from pagedbatch.params import GenerationParams
+from pagedbatch.stats.memory import MemoryAccount
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "triton", "numpy")
+
+
+def versions() -> dict[str, str]:
+    """The versions that results depend on, from the installed packages' metadata: nothing is imported."""
+    found = {"pagedbatch": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def describe_settings(
+    settings: RunSettings, params: GenerationParams, model_defaults: Mapping[str, Any], used: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Each setting's value and source; `used` adds what an `auto` came to. `params` are a plain row's."""
+    described: dict[str, dict[str, Any]] = {}
+    for field in fields(RunSettings):
+        if field.name not in ("generation", "origins"):
+            value = getattr(settings, field.name)
+            described[field.name] = {"value": value, "source": settings.origin(field.name)}
+    for name, value in asdict(params).items():
+        source = settings.origin(name)
+        if source == "default" and name in model_defaults:
+            source = "model"
+        described[name] = {"value": dict(value) if name == "logit_bias" else value, "source": source}
+    for name, value in used.items():
+        described[name]["used"] = value
+    return described
+
+
+def build_stats(
+    *,
+    settings: Mapping[str, Any],
+    num_rows: int,
+    journal: Journal,
+    totals: Totals,
+    startup_seconds: float,
+    account: MemoryAccount,
+) -> dict[str, Any]:
+    """The whole account of a run, finished or not. Rows count the resumed ones; tokens and times are this run's own."""
+    seconds = totals.seconds
+    return {
+        "settings": settings,
+        "versions": versions(),
+        "rows": {
+            "total": num_rows,
+            "ok": journal.num_ok,
+            "error": journal.num_error,
+            "resumed": journal.num_resumed,
+        },
+        "throughput": {
+            "startup_seconds": round(startup_seconds, 4),
+            "seconds": round(seconds, 4),
+            "prompt_tokens": totals.prompt_tokens,
+            "output_tokens": totals.output_tokens,
+            "output_tokens_per_second": round(totals.output_tokens / seconds, 3) if seconds else 0.0,
+        },
+        "memory": account.memory(),
+        "time": account.time(),
+        "lengths": account.lengths(),
+        "timeline": account.timeline(),
+    }

@@ -1,0 +1,232 @@
+"""The settings of a run: names, types and defaults, and how command line, recipe and defaults are merged.
+
+Knows nothing about flags' help texts, files of rows or models. Generation parameters are those of `params`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any, Literal
+
+from pagedbatch.config import PreemptionMode
+from pagedbatch.errors import ParamError, UsageError
+from pagedbatch.params import READERS as GENERATION_READERS
+from pagedbatch.params import GenerationParams, resolve
+
+Origin = Literal["command line", "recipe", "model", "default"]
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_BINARY_UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_SIZE = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*?)B?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """Everything that `pagedbatch run` was told, checked. Sizes are in bytes.
+
+    `generation` holds the generation parameters that were given for the whole run; `origins` says where each setting
+    that is not at its default came from.
+    """
+
+    input: str
+    model: str
+    output: str
+    split: str | None = None
+    subset: str | None = None
+    prompt_column: str | None = None
+    prompt_template: str | None = None
+    chat: bool = False
+    limit: int | None = None
+    allow_duplicate_ids: bool = False
+    restart: bool = False
+    block_size: int = 16
+    kv_memory: int | None = None
+    num_blocks: int | None = None
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 2048
+    preemption: PreemptionMode = "auto"
+    swap_space: int = 2**30
+    prefix_cache: bool = True
+    attention: str = "auto"
+    device: str = "auto"
+    dtype: str = "auto"
+    trust_remote_code: bool = False
+    generation: Mapping[str, Any]
+    origins: Mapping[str, Origin]
+
+    def origin(self, name: str) -> Origin:
+        return self.origins.get(name, "default")
+
+
+def parse_size(name: str, value: Any) -> int:
+    """A number of bytes from `4GiB`, `512MiB`, `1e9`, `2G` or a plain number. G and GB are 10^9, GiB is 2^30.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        number, unit = Decimal(value), 1
+    elif match is not None:
+        try:
+            number = Decimal(match[1])
+        except InvalidOperation:
+            raise _size_error(name, value) from None
+        letters = match[2].capitalize()
+        known = _UNITS | _BINARY_UNITS
+        if letters not in known:
+            raise _size_error(name, value)
+        unit = known[letters]
+    else:
+        raise _size_error(name, value)
+    if not number.is_finite() or number < 0:
+        raise _size_error(name, value)
+    return int(number * unit)
+
+
+def _size_error(name: str, value: Any) -> UsageError:
+    return UsageError(f"{flag(name)}: {value!r} is not a size: write 4GiB, 512MiB, 2G or a number of bytes")
+
+
+def flag(name: str) -> str:
+    """A setting's name as it is typed on the command line."""
+    return name.upper() if name == "input" else f"--{name.replace('_', '-')}"
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"{flag(name)} must be a non-empty text, got {value!r}")
+    return value
+
+
+def _switch(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{flag(name)} must be true or false, got {value!r}")
+    return value
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{flag(name)} must be an integer of at least 1, got {value!r}")
+    return value
+
+
+def _choice(*choices: str) -> Callable[[str, Any], str]:
+    def read(name: str, value: Any) -> str:
+        if value not in choices:
+            raise UsageError(f"{flag(name)} must be one of {', '.join(choices)}, got {value!r}")
+        return str(value)
+
+    return read
+
+
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    "input": _text,
+    "model": _text,
+    "output": _text,
+    "split": _text,
+    "subset": _text,
+    "prompt_column": _text,
+    "prompt_template": _text,
+    "chat": _switch,
+    "limit": _count,
+    "allow_duplicate_ids": _switch,
+    "restart": _switch,
+    "block_size": _count,
+    "kv_memory": parse_size,
+    "num_blocks": _count,
+    "max_num_seqs": _count,
+    "max_num_batched_tokens": _count,
+    "preemption": _choice("auto", "swap", "recompute"),
+    "swap_space": parse_size,
+    "prefix_cache": _switch,
+    "attention": _choice("auto", "triton", "cpu", "torch"),
+    "device": _choice("auto", "cpu", "cuda"),
+    "dtype": _choice("auto", "float32", "bfloat16", "float16"),
+    "trust_remote_code": _switch,
+}
+assert set(_READERS) | {"generation", "origins"} == {field.name for field in fields(RunSettings)}
+
+#: Every name that may stand in a recipe or on the command line.
+NAMES = frozenset(_READERS) | frozenset(GENERATION_READERS)
+
+_REQUIRED = {"input": "the prompts: a file, - for stdin, or a dataset", "model": "", "output": ""}
+_EITHER_OR = (("kv_memory", "num_blocks"), ("prompt_column", "prompt_template"))
+
+
+def read_recipe(path: str) -> dict[str, Any]:
+    """The settings of a TOML recipe, by their names with underscores.
+
+    Raises:
+        UsageError: missing, malformed, or it holds a key that is no setting.
+    """
+    try:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"--recipe {path}: no such file") from None
+    except OSError as error:
+        raise UsageError(f"--recipe {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"--recipe {path}: not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"--recipe {path}: malformed TOML: {error}") from None
+    settings: dict[str, Any] = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name not in NAMES:
+            raise UsageError(f"--recipe {path}: unknown key {key!r}{_nearest(name, NAMES)}")
+        if name in settings:
+            raise UsageError(f"--recipe {path}: {name} stands twice, with a dash and with an underscore")
+        settings[name] = value
+    return settings
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, sorted(known), n=1)
+    return f": did you mean {close[0]!r}?" if close else ""
+
+
+def merge(command_line: Mapping[str, Any], recipe: Mapping[str, Any]) -> RunSettings:
+    """Settings from both layers over the defaults; the command line wins. `None` means "not given here".
+
+    Raises:
+        UsageError: a value is wrong, one is missing, or two can't be combined.
+    """
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+    layers: tuple[tuple[Origin, Mapping[str, Any]], ...] = (("recipe", recipe), ("command line", command_line))
+    for origin, layer in layers:
+        given = {name: value for name, value in layer.items() if value is not None}
+        _override_alternatives(given, values)
+        values |= given
+        origins |= dict.fromkeys(given, origin)
+    for name, meaning in _REQUIRED.items():
+        if name not in values:
+            raise UsageError(f"{flag(name)} is missing" + (f": {meaning}" if meaning else ""))
+    generation = {name: value for name, value in values.items() if name in GENERATION_READERS}
+    _check_generation(generation)
+    plain = {name: _READERS[name](name, value) for name, value in values.items() if name in _READERS}
+    return RunSettings(**plain, generation=generation, origins=origins)
+
+
+def _override_alternatives(given: Mapping[str, Any], weaker: dict[str, Any]) -> None:
+    """Of two settings that say the same thing in two ways, the stronger layer's stays."""
+    for pair in _EITHER_OR:
+        if all(name in given for name in pair):
+            raise UsageError(f"{flag(pair[0])} and {flag(pair[1])} can't be combined: give one")
+        if any(name in given for name in pair):
+            for name in pair:
+                weaker.pop(name, None)
+
+
+def _check_generation(generation: Mapping[str, Any]) -> GenerationParams:
+    try:
+        return resolve(generation)
+    except ParamError as error:
+        raise UsageError(str(error)) from None

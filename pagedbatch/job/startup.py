@@ -1,0 +1,102 @@
+"""Brings up what a run needs of the model. The one place where the job meets the device half, which it imports late."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pagedbatch.config import EngineConfig
+from pagedbatch.engine.engine import Engine
+from pagedbatch.engine.stopping import Detokenize
+from pagedbatch.job.prompts import ModelLimits, PromptBuilder
+from pagedbatch.job.settings import RunSettings
+
+if TYPE_CHECKING:
+    from pagedbatch.model.loader import LoadedModel, ModelDefaults
+    from pagedbatch.model.runner import ModelRunner
+
+
+@dataclass(frozen=True, slots=True)
+class TextSide:
+    """What turns rows into tokens and back: ready before the weights are loaded, so that mistakes show early."""
+
+    tokenizer: Any
+    defaults: ModelDefaults
+    prompts: PromptBuilder
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSide:
+    """The weights, the runner on top of them, and the engine on top of that."""
+
+    loaded: LoadedModel
+    runner: ModelRunner
+    engine: Engine
+
+
+def open_text_side(settings: RunSettings) -> TextSide:
+    """Loads the tokenizer and the model's defaults.
+
+    Raises:
+        UsageError: no such model, or it can't do what is asked of it.
+    """
+    from pagedbatch.model.loader import load_tokenizer, model_defaults
+
+    tokenizer = load_tokenizer(settings.model, trust_remote_code=settings.trust_remote_code)
+    defaults = model_defaults(settings.model, trust_remote_code=settings.trust_remote_code)
+    prompts = PromptBuilder(
+        tokenizer,
+        ModelLimits(defaults.max_model_len, defaults.vocab_size),
+        model_defaults=defaults.generation,
+        run_settings=settings.generation,
+        prompt_column=settings.prompt_column,
+        prompt_template=settings.prompt_template,
+        chat=settings.chat,
+    )
+    return TextSide(tokenizer, defaults, prompts)
+
+
+def open_device_side(settings: RunSettings, text: TextSide) -> DeviceSide:
+    """Loads the weights, makes the pool and puts the engine on top.
+
+    Raises:
+        UsageError: the model or the pool does not fit what this machine or this engine can do.
+    """
+    from pagedbatch.model.loader import load_model
+    from pagedbatch.model.runner import ModelRunner
+
+    loaded = load_model(
+        settings.model,
+        dtype=settings.dtype,
+        device=settings.device,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    runner = ModelRunner.create(
+        loaded,
+        attention=settings.attention,
+        block_size=settings.block_size,
+        num_blocks=settings.num_blocks,
+        kv_memory=settings.kv_memory,
+        swap_space=settings.swap_space,
+        max_num_seqs=settings.max_num_seqs,
+    )
+    config = EngineConfig(
+        num_blocks=runner.num_blocks,
+        block_size=settings.block_size,
+        num_swap_blocks=runner.num_swap_blocks,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=text.defaults.max_model_len,
+        preemption=settings.preemption,
+        prefix_cache=settings.prefix_cache,
+        eos_token_ids=text.defaults.eos_token_ids,
+    )
+    return DeviceSide(loaded, runner, Engine(config, runner, _detokenizer(text.tokenizer)))
+
+
+def _detokenizer(tokenizer: Any) -> Detokenize:
+    def detokenize(token_ids: list[int]) -> str:
+        text: str = tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text
+
+    return detokenize
