@@ -50,8 +50,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 		{ echo "setup: pip's reason stands above; it needs a package index that it can reach" >&2; exit 1; }
 	@touch $@
 
+# Not `import pagedbatch`: that one is found in this folder, installed or not.
 own-environment:
-	@$(PY) -c 'import pagedbatch' || \
+	@$(PY) -c 'import pagedbatch_kernels' 2>/dev/null || \
 		{ echo "setup: pagedbatch is not in your environment: pip install -c constraints.txt -e '.[dev]'" >&2; exit 1; }
 
 test: $(SETUP)
