@@ -164,7 +164,7 @@ class TerminalProgress:
         ]
 
     def _line(self, label: str, body: Text) -> Text:
-        line = Text(f"{label:<{_LABEL_WIDTH}}", style="bold", no_wrap=True, overflow="ellipsis")
+        line = Text(f"{label:<{_LABEL_WIDTH}}", style="bold", no_wrap=True, overflow="crop")
         return line.append_text(body)
 
     def _bar_line(self, label: str, parts: list[Part], share: float, words: str) -> Text:
@@ -178,7 +178,7 @@ class TerminalProgress:
         body = Text()
         for cell in cells:
             body.append_text(Text(cell) if isinstance(cell, str) else cell)
-            body.append(" " * max(2, width - len(cell)))
+            body.append(" " * max(1, width - len(cell)))
         body.rstrip()
         return self._line(label, body)
 

@@ -38,19 +38,24 @@ class Part:
 
 
 def cells(values: Sequence[float], width: int) -> list[int]:
-    """Splits `width` cells in the proportion of `values`, exactly; while it fits, whatever is above 0 is seen.
+    """Splits `width` cells in the proportion of `values`, exactly; while there is room, whatever is above 0 is seen.
 
-    Largest remainder: the floor of each share first, then a cell each to those that have none, then to those that lost
-    most.
+    Largest remainder: the floor of each share first, then a cell each to those that lost most. A part that still has
+    none takes one from the longest.
     """
     total = sum(values)
     if total <= 0:
         return [0] * len(values)
     shares = [value * width / total for value in values]
     counts = [int(share) for share in shares]
-    by_need = sorted(range(len(values)), key=lambda i: (counts[i] > 0 or values[i] <= 0, counts[i] - shares[i]))
-    for i in by_need[: width - sum(counts)]:
+    by_loss = sorted(range(len(values)), key=lambda i: counts[i] - shares[i])
+    for i in by_loss[: width - sum(counts)]:
         counts[i] += 1
+    for i, value in enumerate(values):
+        longest = counts.index(max(counts))
+        if value > 0 and counts[i] == 0 and counts[longest] > 1:
+            counts[longest] -= 1
+            counts[i] = 1
     return counts
 
 

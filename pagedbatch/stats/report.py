@@ -34,7 +34,7 @@ def summary(stats: Mapping[str, Any], console: Console) -> None:
 
 
 def _print(console: Console, label: str, text: Text) -> None:
-    console.print(Text(f"{label:<{_LABEL_WIDTH}}", style="bold") + text, no_wrap=True, overflow="ellipsis")
+    console.print(Text(f"{label:<{_LABEL_WIDTH}}", style="bold") + text, no_wrap=True, overflow="crop")
 
 
 def _rows(rows: Mapping[str, Any]) -> str:
@@ -89,9 +89,9 @@ def _preemptions(memory: Mapping[str, Any]) -> str:
     swap, recompute = memory["preemptions"]["swap"], memory["preemptions"]["recompute"]
     parts = []
     if swap:
-        parts.append(f"{swap:,} by swap ({plural(memory['swapped_blocks'], 'block')})")
+        parts.append(f"swap {swap:,} ({plural(memory['swapped_blocks'], 'block')})")
     if recompute:
-        parts.append(f"{recompute:,} by recompute ({plural(memory['recomputed_tokens'], 'token')})")
+        parts.append(f"recompute {recompute:,} ({plural(memory['recomputed_tokens'], 'token')})")
     return ", ".join(parts) or "none"
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pagedbatch.stats.charts import Glyphs, Part, glyphs_for, sparkline, stacked_bar
+from pagedbatch.stats.charts import ASCII, Glyphs, Part, glyphs_for, sparkline, stacked_bar
 from pagedbatch.stats.report import CHART_BAR_WIDTH, CHART_LABEL_WIDTH, SCHEMES
 from pagedbatch.stats.wording import duration, percent
 
@@ -38,8 +38,8 @@ def details(stats: Mapping[str, Any], console: Console) -> None:
             continue
         console.print(Text(f"\n{title}", style="bold"))
         for line in (first, *lines):
-            console.print(line, no_wrap=True, overflow="ellipsis")
-    _print_settings(stats["settings"], console)
+            console.print(line, no_wrap=True, overflow="crop")
+    _print_settings(stats["settings"], console, ascii_only=glyphs is ASCII)
     if stats["versions"]:
         versions = ", ".join(f"{name} {version}" for name, version in stats["versions"].items())
         console.print(Text.assemble(("\nVersions\n", "bold"), versions))
@@ -127,15 +127,15 @@ def _time(time: Mapping[str, float], glyphs: Glyphs) -> Iterator[Text]:
         yield _line(name, bar, f"{percent(seconds / total):>6}  {duration(seconds)}")
 
 
-def _print_settings(settings: Mapping[str, Any], console: Console) -> None:
+def _print_settings(settings: Mapping[str, Any], console: Console, ascii_only: bool) -> None:
     """Settings that somebody chose come first, defaults after them."""
     if not settings:
         return
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("Setting", no_wrap=True)
-    table.add_column("Value", no_wrap=True, overflow="ellipsis", max_width=44)
+    table.add_column("Value", no_wrap=True, overflow="crop" if ascii_only else "ellipsis", max_width=44)
     table.add_column("From", no_wrap=True)
     for name, entry in sorted(settings.items(), key=lambda item: item[1]["source"] == "default"):
-        table.add_row(name, Text(json.dumps(entry["value"], ensure_ascii=False)), Text(str(entry["source"])))
+        table.add_row(name, Text(json.dumps(entry["value"], ensure_ascii=ascii_only)), Text(str(entry["source"])))
     console.print()
     console.print(table)

@@ -1,0 +1,269 @@
+"""The reports of a run: what they say, how wide and long they are, what they refuse; charts and wording."""
+
+from __future__ import annotations
+
+import json
+from io import BytesIO, StringIO, TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from snapshots import finished_row, snapshot
+
+from pagedbatch.cli.report import read_stats, report
+from pagedbatch.errors import UsageError
+from pagedbatch.outputs import EngineCounters, StepSeconds
+from pagedbatch.params import GenerationParams
+from pagedbatch.stats.charts import ASCII, UNICODE, Part, cells, sparkline, stacked_bar
+from pagedbatch.stats.memory import MemoryAccount
+from pagedbatch.stats.report import summary
+from pagedbatch.stats.tables import details
+from pagedbatch.stats.wording import duration, percent, plural, size
+
+
+def stats_of(account: MemoryAccount, scale: int = 1, steps: int = 2) -> dict[str, Any]:
+    """A stats file around the account, as a run writes it."""
+    return {
+        "settings": {
+            "model": {"value": "some/model", "source": "command line"},
+            "block_size": {"value": 16, "source": "default"},
+            "prompt_template": {"value": "Question: [bold]{question}\nAnswer:" * 9, "source": "recipe"},
+        },
+        "versions": {"pagedbatch": "0.1.0"},
+        "rows": {"total": 10 * scale, "ok": 9 * scale, "error": scale, "resumed": 3 * scale},
+        "throughput": {
+            "startup_seconds": 4.2,
+            "seconds": 2.0 * scale,
+            "prompt_tokens": 100 * scale,
+            "output_tokens": 60 * scale if steps else 0,
+            "output_tokens_per_second": 30.0 * scale if steps else 0.0,
+        },
+        "memory": account.memory(),
+        "time": account.time(),
+        "timeline": account.timeline(),
+        "lengths": account.lengths(),
+    }
+
+
+def run_stats(scale: int = 1, steps: int = 2) -> dict[str, Any]:
+    """Half of the blocks that tables name are saved; KV used is 75%."""
+    account = MemoryAccount(num_blocks=20 * scale, block_size=16, block_bytes=2**20)
+    counters = EngineCounters(
+        cow_copies=4 * scale,
+        preemptions_swap=2 * scale,
+        preemptions_recompute=scale,
+        swapped_out_blocks=5 * scale,
+        swapped_in_blocks=5 * scale,
+        recomputed_tokens=44 * scale,
+        prefix_queried_tokens=100 * scale,
+        prefix_hit_tokens=25 * scale,
+        output_tokens=30 * scale,
+    )
+    for step in range(steps):
+        account.observe(
+            snapshot(
+                step + 1,
+                private=5 * scale,
+                shared=5 * scale,
+                free=10 * scale,
+                logical=20 * scale,
+                filled_slots=120 * scale,
+                running_sequences=4,
+                seconds=StepSeconds(model=0.5, attention=0.25, sampling=0.125),
+                host_seconds=0.0625,
+                counters=counters,
+            )
+        )
+    if steps:
+        account.add_io(0.125)
+        account.row_finished(finished_row(0, 30, [20, 30]), GenerationParams(n=2, temperature=1.0), 4096)
+    return stats_of(account, scale, steps)
+
+
+def shown(stats: dict[str, Any], show: Any = summary, width: int = 80) -> list[str]:
+    console = Console(file=StringIO(), width=width)
+    show(stats, console)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_the_summary() -> None:
+    lines = shown(run_stats())
+    assert lines[:7] == [
+        "rows      10: 9 ok, 1 error, 3 of them resumed",
+        "speed     30 tokens/s: 60 out in 2.0 s, start-up 4.2 s",
+        "pool      20 blocks of 16 tokens, 20.0 MiB; 50% live, 50% at peak",
+        "sharing   50.0% saved, on average 10 blocks (10.0 MiB); 4 CoW copies",
+        "prefixes  25 of 100 prompt tokens found in the cache (25.0%)",
+        "preempted swap 2 (10 blocks), recompute 1 (44 tokens)",
+        "time      model 50%  attention 25%  sampling 12%  host 6%  io 6%",
+    ]
+    assert lines[9] == "paged, this run    " + "█" * 27 + "░" * 9 + "   75.0%        4.0"
+    assert [line[:17] for line in lines[10:13]] == ["contiguous max   ", "contiguous pow2  ", "contiguous oracle"]
+    assert "2 sequences" in lines[13]
+
+
+@pytest.mark.parametrize("show", [summary, details])
+@pytest.mark.parametrize("scale", [1, 1000, 40_000])
+def test_reports_fit_80_columns(show: Any, scale: int) -> None:
+    lines = shown(run_stats(scale), show)
+    assert all(len(line) <= 80 for line in lines)
+    wide = shown(run_stats(scale), show, width=200)
+    assert [line.rstrip() for line in lines] == [line.rstrip() for line in wide], "nothing is cut or wrapped"
+    if show is summary:
+        assert len(lines) <= 20
+
+
+@pytest.mark.parametrize("show", [summary, details])
+def test_reports_in_ascii(show: Any) -> None:
+    file = BytesIO()
+    console = Console(file=TextIOWrapper(file, encoding="ascii"), width=80)
+    show(run_stats(), console)
+    console.file.flush()
+    assert "##" in file.getvalue().decode("ascii")
+
+
+def test_a_run_without_a_step_has_no_chart() -> None:
+    lines = shown(run_stats(steps=0))
+    assert lines[1:] == [
+        "speed     no token was generated",
+        "pool      20 blocks of 16 tokens, 20.0 MiB; no step ran",
+        "time      nothing was timed",
+    ]
+    sections = shown(run_stats(steps=0), details)
+    assert "Over the run" not in sections
+    assert "Versions" in sections
+
+
+def test_an_ordinary_greedy_run_names_what_did_not_happen() -> None:
+    account = MemoryAccount(num_blocks=20, block_size=16, block_bytes=2**20)
+    account.observe(snapshot(private=10, free=10, filled_slots=100, running_sequences=4))
+    lines = shown(stats_of(account))
+    assert lines[3:6] == ["sharing   none; 0 CoW copies", "prefixes  cache not used", "preempted none"]
+    assert "contiguous" not in "".join(lines), "no row finished: nothing was replayed"
+
+
+def test_the_details() -> None:
+    lines = shown(run_stats(), details)
+    text = "\n".join(lines)
+    paged = next(line for line in lines if line.startswith("paged"))
+    assert paged == "paged, this run    " + "█" * 27 + "▒" * 9 + "    75%    0%   25%    0%"
+    assert "live blocks        ██ " in text
+    assert "KV used            ▆▆ " in text
+    assert "tokens/s           █▁ " in text, "all tokens came in the first step"
+    assert "30 to 30, mean 30" in text
+    assert "20 to 30, mean 25" in text
+    assert 'some/model"' in text
+    settings = [line.split()[0] for line in lines[lines.index("Versions") - 5 : lines.index("Versions") - 1]]
+    assert settings == ["Setting", "model", "prompt_template", "block_size"], "defaults come last"
+    assert "[bold]" in text, "settings are no markup"
+
+
+def test_sequences_that_never_fit_are_named() -> None:
+    account = MemoryAccount(num_blocks=4, block_size=16, block_bytes=1)
+    account.observe(snapshot(private=4, filled_slots=60, running_sequences=1))
+    account.row_finished(finished_row(0, 30, [20]), GenerationParams(max_tokens=100), 4096)
+    text = "\n".join(shown(stats_of(account), details))
+    assert "max: 1 of 1 sequences have no chunk large enough in this memory" in text
+    assert "oracle: 1" not in text
+
+
+def test_the_command_prints_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "out.stats.json"
+    path.write_text(json.dumps(run_stats()), encoding="utf-8")
+    report(path)
+    printed = capsys.readouterr().out
+    assert "50.0% saved" in printed
+    assert "Over the run" in printed
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "no JSON"),
+        (b"\xff\xfe", "no JSON"),
+        (b"[1, 2]", "settings is missing"),
+        (b'{"settings": {}, "versions": {}}', "rows is missing"),
+        (b'{"settings": {}, "versions": {}, "rows": {"total": 1}}', "rows.ok is missing"),
+        (b'{"settings": {}, "versions": {}, "rows": 5}', "rows.total is missing"),
+    ],
+)
+def test_a_file_that_is_no_stats_file(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "out.stats.json"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        read_stats(path)
+
+
+def test_a_contiguous_scheme_that_is_not_there(tmp_path: Path) -> None:
+    stats = run_stats()
+    del stats["memory"]["contiguous"]["pow2"]
+    path = tmp_path / "out.stats.json"
+    path.write_text(json.dumps(stats), encoding="utf-8")
+    with pytest.raises(UsageError, match=r"memory\.contiguous\.pow2 is missing"):
+        read_stats(path)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file"):
+        read_stats(tmp_path / "none.stats.json")
+
+
+def test_the_output_in_place_of_its_stats(tmp_path: Path) -> None:
+    (tmp_path / "out.jsonl").write_text('{"id": 1}\n{"id": 2}\n', encoding="utf-8")
+    (tmp_path / "out.stats.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"did you mean .*out\.stats\.json\?"):
+        read_stats(tmp_path / "out.jsonl")
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=6), st.integers(0, 100))
+def test_cells_of_a_bar(values: list[int], width: int) -> None:
+    counts = cells(values, width)
+    assert sum(counts) == (width if any(values) else 0)
+    assert all(count == 0 for count, value in zip(counts, values, strict=True) if value == 0)
+    if width >= len(values):
+        assert all(count >= 1 for count, value in zip(counts, values, strict=True) if value > 0)
+    if any(values):
+        exact = [value * width / sum(values) for value in values]
+        assert all(abs(count - share) <= len(values) for count, share in zip(counts, exact, strict=True))
+
+
+def test_a_bar_of_nothing_is_blank() -> None:
+    assert stacked_bar([Part(0, "#"), Part(0, ".")], 5).plain == "     "
+
+
+def test_sparklines() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8, UNICODE) == "▁▂▃▄▅▆▇█"
+    assert sparkline([0, 0, 7, 7], 2, UNICODE) == "▁█"
+    assert sparkline([1, 1], 8, UNICODE, top=2.0) == "▅▅"
+    assert sparkline([0, 0], 8, ASCII) == "__"
+    assert sparkline([], 8, ASCII) == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (duration(0.84), "0.8 s"),
+        (duration(9.96), "10 s"),
+        (duration(59.6), "1 min 00 s"),
+        (duration(185), "3 min 05 s"),
+        (duration(3599.7), "1 h 00 min"),
+        (duration(7650), "2 h 08 min"),
+        (size(980), "980 B"),
+        (size(1000), "0.98 KiB"),
+        (size(3.375 * 2**20), "3.38 MiB"),
+        (size(12.5 * 2**30), "12.5 GiB"),
+        (size(999 * 2**30), "999 GiB"),
+        (size(2000 * 2**40), "2,000 TiB"),
+        (percent(0.9634), "96.3%"),
+        (percent(None), "-"),
+        (plural(1, "row"), "1 row"),
+        (plural(1000, "row"), "1,000 rows"),
+        (plural(2, "copy", "copies"), "2 copies"),
+    ],
+)
+def test_wording(words: str, expected: str) -> None:
+    assert words == expected
