@@ -43,6 +43,15 @@ def test_buddies_split_and_join() -> None:
     assert memory.allocate(16) == 0
 
 
+def test_the_lowest_chunk_that_fits_is_taken() -> None:
+    memory = BuddyAllocator(32)
+    starts = [memory.allocate(4) for _ in range(8)]
+    for start in starts[::2]:
+        assert start is not None
+        memory.release(start, 4)
+    assert [memory.allocate(4), memory.allocate(2)] == [0, 8]
+
+
 def test_memory_that_is_no_power_of_two_is_cut_into_arenas() -> None:
     memory = BuddyAllocator(12)
     assert memory.max_chunk == 8

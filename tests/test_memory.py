@@ -113,7 +113,7 @@ def test_finished_rows_feed_the_contiguous_baselines() -> None:
     """Memory of 64 slots: prompt 3, outputs 5 and 5 of 12 allowed. See test_baselines for the shares of one."""
     books = account(num_blocks=4)
     books.row_finished(finished_row(0, 3, [5, 5]), GenerationParams(n=2, temperature=1.0, max_tokens=12), 4096)
-    books.row_finished(finished_row(1, 3, [], error="broken"), GenerationParams(), 4096)
+    books.row_finished(finished_row(1, 3, [], error="broken"), GenerationParams(num_beams=4), 4096)
     contiguous = books.memory()["contiguous"]
     assert contiguous["max"]["used"] == pytest.approx(30 / 80)
     assert contiguous["max"]["mean_sequences"] == 2
@@ -227,6 +227,7 @@ def test_a_merged_point_holds_means_and_the_latest_totals() -> None:
                 private=10 * step,
                 free=64 - 10 * step,
                 running_sequences=step,
+                waiting_groups=10 - step,
                 step_seconds=0.5,
                 counters=EngineCounters(output_tokens=100 * step, preemptions_swap=step, preemptions_recompute=1),
             )
@@ -235,6 +236,7 @@ def test_a_merged_point_holds_means_and_the_latest_totals() -> None:
     assert (first["step"], first["steps"], second["step"], second["steps"]) == (1, 2, 3, 2)
     assert (first["private"], second["private"]) == (15, 35)
     assert (first["running"], second["running"]) == (1.5, 3.5)
+    assert (first["waiting"], second["waiting"]) == (8.5, 6.5)
     assert (first["seconds"], second["seconds"]) == (1.0, 2.0)
     assert (first["output_tokens"], second["output_tokens"]) == (200, 400)
     assert (first["preemptions"], second["preemptions"]) == (3, 5)

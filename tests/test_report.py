@@ -30,6 +30,9 @@ def stats_of(account: MemoryAccount, scale: int = 1, steps: int = 2) -> dict[str
         "settings": {
             "model": {"value": "some/model", "source": "command line"},
             "block_size": {"value": 16, "source": "default"},
+            "device": {"value": "auto", "source": "default", "used": "cpu"},
+            "dtype": {"value": "float32", "source": "command line", "used": "float32"},
+            "stop": {"value": ["\u3002"], "source": "recipe"},
             "prompt_template": {"value": "Question: [bold]{question}\nAnswer:" * 9, "source": "recipe"},
         },
         "versions": {"pagedbatch": "0.1.0"},
@@ -117,6 +120,12 @@ def test_reports_fit_80_columns(show: Any, scale: int) -> None:
         assert len(lines) <= 20
 
 
+def test_a_run_that_was_cut_off() -> None:
+    stats = run_stats()
+    stats["rows"] = {"total": 1000, "ok": 400, "error": 2, "resumed": 0}
+    assert shown(stats)[0] == "rows      1,000: 400 ok, 2 errors, 598 not done"
+
+
 @pytest.mark.parametrize("show", [summary, details])
 def test_reports_in_ascii(show: Any) -> None:
     file = BytesIO()
@@ -157,8 +166,12 @@ def test_the_details() -> None:
     assert "30 to 30, mean 30" in text
     assert "20 to 30, mean 25" in text
     assert 'some/model"' in text
-    settings = [line.split()[0] for line in lines[lines.index("Versions") - 5 : lines.index("Versions") - 1]]
-    assert settings == ["Setting", "model", "prompt_template", "block_size"], "defaults come last"
+    settings = [line.split() for line in lines[lines.index("Versions") - 8 : lines.index("Versions") - 1]]
+    assert [words[0] for words in settings] == [
+        "Setting", "model", "dtype", "stop", "prompt_template", "block_size", "device",
+    ], "defaults come last"  # fmt: skip
+    assert settings[2] == ["dtype", '"float32"', "command", "line"]
+    assert settings[6] == ["device", '"auto":', '"cpu"', "default"]
     assert "[bold]" in text, "settings are no markup"
 
 

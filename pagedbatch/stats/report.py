@@ -41,6 +41,9 @@ def _rows(rows: Mapping[str, Any]) -> str:
     parts = [f"{rows['ok']:,} ok", plural(rows["error"], "error")]
     if rows["resumed"]:
         parts.append(f"{rows['resumed']:,} of them resumed")
+    unfinished = rows["total"] - rows["ok"] - rows["error"]
+    if unfinished:
+        parts.append(f"{unfinished:,} not done")
     return f"{rows['total']:,}: {', '.join(parts)}"
 
 

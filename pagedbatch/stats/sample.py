@@ -12,12 +12,12 @@ MAX_SEQUENCES = 2000
 
 
 def sequence_lengths(output: RequestOutput, params: GenerationParams, max_model_len: int) -> list[SequenceLengths]:
-    """The sequences that a contiguous system would have held for a finished row; none for an error.
+    """The sequences that a contiguous system would have held for a finished row; none for an error row.
 
     Samples end where they ended. Beams run side by side until the search ends, so each of the `num_beams` is as long as
     the longest hypothesis that came back.
     """
-    if output.error is not None or not output.outputs:
+    if not output.outputs:
         return []
     prompt = output.num_prompt_tokens
     limit = min(prompt + params.max_tokens, max_model_len)

@@ -128,7 +128,7 @@ def _time(time: Mapping[str, float], glyphs: Glyphs) -> Iterator[Text]:
 
 
 def _print_settings(settings: Mapping[str, Any], console: Console, ascii_only: bool) -> None:
-    """Settings that somebody chose come first, defaults after them."""
+    """Settings that somebody chose come first, defaults after them; what an `auto` came to follows its value."""
     if not settings:
         return
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -136,6 +136,9 @@ def _print_settings(settings: Mapping[str, Any], console: Console, ascii_only: b
     table.add_column("Value", no_wrap=True, overflow="crop" if ascii_only else "ellipsis", max_width=44)
     table.add_column("From", no_wrap=True)
     for name, entry in sorted(settings.items(), key=lambda item: item[1]["source"] == "default"):
-        table.add_row(name, Text(json.dumps(entry["value"], ensure_ascii=ascii_only)), Text(str(entry["source"])))
+        value = json.dumps(entry["value"], ensure_ascii=ascii_only)
+        if "used" in entry and entry["used"] != entry["value"]:
+            value += f": {json.dumps(entry['used'], ensure_ascii=ascii_only)}"
+        table.add_row(name, Text(value), Text(entry["source"]))
     console.print()
     console.print(table)
