@@ -104,7 +104,7 @@ def test_the_summary() -> None:
         "preempted swap 2 (10 blocks), recompute 1 (44 tokens)",
         "time      model 50%  attention 25%  sampling 12%  host 6%  io 6%",
     ]
-    assert lines[9] == "paged, this run    " + "█" * 27 + "░" * 9 + "   75.0%        4.0"
+    assert lines[9] == "paged, this run    " + "█" * 27 + "░" * 9 + "   75.0%            4.0"
     assert [line[:17] for line in lines[10:13]] == ["contiguous max   ", "contiguous pow2  ", "contiguous oracle"]
     assert "2 sequences" in lines[13]
 

@@ -164,8 +164,7 @@ class TerminalProgress:
         ]
 
     def _line(self, label: str, body: Text) -> Text:
-        line = Text(f"{label:<{_LABEL_WIDTH}}", style="bold", no_wrap=True, overflow="crop")
-        return line.append_text(body)
+        return Text.assemble((f"{label:<{_LABEL_WIDTH}}", "bold"), body, no_wrap=True, overflow="crop")
 
     def _bar_line(self, label: str, parts: list[Part], share: float, words: str) -> Text:
         """A bar as long as the line above's or below's, whatever the numbers beside it."""

@@ -34,7 +34,7 @@ def summary(stats: Mapping[str, Any], console: Console) -> None:
 
 
 def _print(console: Console, label: str, text: Text) -> None:
-    console.print(Text(f"{label:<{_LABEL_WIDTH}}", style="bold") + text, no_wrap=True, overflow="crop")
+    console.print(Text.assemble((f"{label:<{_LABEL_WIDTH}}", "bold"), text), no_wrap=True, overflow="crop")
 
 
 def _rows(rows: Mapping[str, Any]) -> str:
@@ -114,13 +114,13 @@ def print_kv_chart(memory: Mapping[str, Any], console: Console) -> None:
         scheme = memory["contiguous"][name]
         if scheme["replayed"] or scheme["refused"]:
             bars.append((f"contiguous {name}", scheme["used"], scheme["mean_sequences"]))
-    title = f"{'KV memory that holds tokens':<{CHART_LABEL_WIDTH + CHART_BAR_WIDTH}}{'used':>8}{'at once':>11}"
+    title = f"{'KV memory that holds tokens':<{CHART_LABEL_WIDTH + CHART_BAR_WIDTH}}{'used':>8}{'seqs at once':>15}"
     console.print()
     console.print(Text(title, style="bold"), no_wrap=True)
     for label, used, at_once in bars:
         parts = [Part(used, glyphs.shades[0], "green"), Part(1 - used, glyphs.shades[3], "dim")]
         line = Text(f"{label:<{CHART_LABEL_WIDTH}}") + stacked_bar(parts, CHART_BAR_WIDTH)
-        console.print(line + Text(f"{percent(used):>8}{at_once:>11,.1f}"), no_wrap=True)
+        console.print(line + Text(f"{percent(used):>8}{at_once:>15,.1f}"), no_wrap=True)
     if len(bars) > 1:
         console.print(Text(replay_note(memory["contiguous"]), style="dim"), no_wrap=True)
 

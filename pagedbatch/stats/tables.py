@@ -56,13 +56,15 @@ def _shares(memory: Mapping[str, Any], glyphs: Glyphs) -> Iterator[Text]:
         return
     bars = {"paged, this run": {"used": kv_used, "reserved": 0.0, "internal": 1 - kv_used, "external": 0.0}}
     bars |= {f"contiguous {name}": contiguous[name] for name in SCHEMES}
-    yield _line("", " " * CHART_BAR_WIDTH, " ".join(f"{glyph:>5}" for glyph in glyphs.shades))
+    looks = [(name, glyph, style) for glyph, (name, style) in zip(glyphs.shades, _STATES, strict=True)]
+    heads = [(f"{glyph:>6}", style) for _, glyph, style in looks]
+    yield Text.assemble(" " * (CHART_LABEL_WIDTH + CHART_BAR_WIDTH + 1), *heads)
     for label, shares in bars.items():
-        parts = [Part(shares[name], glyph, style) for glyph, (name, style) in zip(glyphs.shades, _STATES, strict=True)]
-        numbers = " ".join(f"{shares[name]:>5.0%}" for name, _ in _STATES)
+        parts = [Part(shares[name], glyph, style) for name, glyph, style in looks]
+        numbers = " ".join(f"{shares[name]:>5.0%}" for name, _, _ in looks)
         yield _line(label, stacked_bar(parts, CHART_BAR_WIDTH), numbers)
     legend = Text(" " * CHART_LABEL_WIDTH)
-    for glyph, (name, style) in zip(glyphs.shades, _STATES, strict=True):
+    for name, glyph, style in looks:
         legend.append(glyph, style).append(f" {name}   ")
     yield legend
     for name in SCHEMES:
