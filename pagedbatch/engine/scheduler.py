@@ -261,8 +261,9 @@ class Scheduler:
         too_many = running + group.width > min(self.config.max_num_seqs, self.config.max_num_batched_tokens)
         if too_many or plan.tokens_left < len(group.sequences):
             return Admission.LATER
-        # Each running sequence may want a block soon: taking the last ones would preempt what just started.
-        if self._blocks_to_start(group) + running > self.blocks.pool.num_available:
+        # Half of the running sequences want a block within half a block's steps: taking the last blocks now would
+        # only preempt what just started.
+        if self._blocks_to_start(group) + running // 2 > self.blocks.pool.num_available:
             return Admission.LATER
         return Admission.OK
 

@@ -62,8 +62,7 @@ class ModelRunner:
             kv_memory=kv_memory,
             most_useful=max_num_seqs * -(-loaded.defaults.max_model_len // block_size),
         )
-        num_swap_blocks = min(swap_space // block_bytes, chosen)
-        cache = KVCache(backend, shape, chosen, num_swap_blocks, loaded.dtype, loaded.device)
+        cache = KVCache(backend, shape, chosen, swap_space // block_bytes, loaded.dtype, loaded.device)
         return cls(loaded, backend_name, backend, cache)
 
     @property
