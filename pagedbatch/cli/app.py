@@ -11,7 +11,6 @@ import typer
 from pagedbatch import __version__
 from pagedbatch.cli.run import run
 from pagedbatch.errors import PagedBatchError, UsageError
-from pagedbatch.job.interrupts import EXIT_INTERRUPTED
 
 #: Typer's class of wrong-usage errors, under a public name's parents: it has no public name itself.
 _WrongUsage: type[Exception] = typer.BadParameter.__mro__[1]
@@ -50,8 +49,6 @@ def main() -> None:
         _fail(str(error), error.exit_code, error)
     except _WrongUsage as error:
         _fail(_usage_message(error), UsageError.exit_code, error)
-    except (KeyboardInterrupt, typer.Abort) as error:
-        _fail("interrupted before the first row", EXIT_INTERRUPTED, error)
     except BrokenPipeError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the exit's own flush is quiet
         _fail("whoever read the output has gone", PagedBatchError.exit_code, error)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from pagedbatch.errors import UsageError
+from pagedbatch.job.interrupts import EXIT_INTERRUPTED
 
 _input = partial(typer.Option, rich_help_panel="Input", show_default=False)
 _generation = partial(typer.Option, rich_help_panel="Generation", show_default=False)
@@ -91,13 +92,15 @@ def run_command(given: dict[str, Any], recipe: str | None) -> int:
 
     settings = merge(given, {} if recipe is None else read_recipe(recipe))
     console = Console(stderr=True)
-    result = run_job(
-        settings,
-        Ui(
-            notice=lambda text: print(text, file=sys.stderr),
-            open_view=lambda total, resumed: make_progress(total, resumed, console),
-        ),
+    ui = Ui(
+        notice=lambda text: print(text, file=sys.stderr),
+        open_view=lambda total, resumed: make_progress(total, resumed, console),
     )
+    try:
+        result = run_job(settings, ui)
+    except KeyboardInterrupt:
+        print("interrupted before the first row", file=sys.stderr)
+        return EXIT_INTERRUPTED
     summary(result.stats, console)
     if result.paths is not None:
         print(f"stats     {result.paths.stats}", file=sys.stderr)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pagedbatch.errors import RunError, UsageError
+from pagedbatch.job.hub import go_offline_if_needed
 from pagedbatch.job.interrupts import EXIT_INTERRUPTED, Interrupts
 from pagedbatch.job.journal import Journal, Manifest
 from pagedbatch.job.loop import RowLoop, RowsView
@@ -62,6 +63,7 @@ def run_job(settings: RunSettings, ui: Ui) -> JobResult:
     """
     began = time.perf_counter()
     paths = output_paths(settings.output, settings.input)
+    go_offline_if_needed(settings.input, settings.model)
     with Interrupts() as interrupts:
         source = open_source(settings.input, split=settings.split, subset=settings.subset)
         found = survey(source, limit=settings.limit, allow_duplicate_ids=settings.allow_duplicate_ids)

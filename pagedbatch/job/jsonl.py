@@ -42,7 +42,7 @@ def read_jsonl(stream: BinaryIO, *, max_line_bytes: int = MAX_LINE_BYTES) -> Ite
             if not whole:
                 _skip_line(stream, max_line_bytes)
         except STREAM_ERRORS as error:
-            yield RawRow(line=number + 1, error=f"line {number + 1}: the input breaks off here: {error}")
+            yield RawRow(line=number + 1, error=f"the input breaks off here: {error}")
             return
         if number == 1:
             raw = raw.removeprefix(codecs.BOM_UTF8)
@@ -67,12 +67,12 @@ def _parse_line(raw: bytes, number: int) -> RawRow:
     except (ValueError, RecursionError) as error:
         return _broken(raw, number, f"malformed JSON: {error}")
     if not isinstance(fields, dict):
-        return RawRow(line=number, error=f"line {number}: a row must be a JSON object, got {_kind(fields)}")
+        return RawRow(line=number, error=f"a row must be a JSON object, got {_kind(fields)}")
     return RawRow(fields, line=number)
 
 
 def _broken(raw: bytes, number: int, reason: str) -> RawRow:
-    return RawRow(line=number, error=f"line {number}: {reason}", readable_id=_readable_id(raw))
+    return RawRow(line=number, error=reason, readable_id=_readable_id(raw))
 
 
 def _readable_id(raw: bytes) -> RowId | None:
@@ -111,23 +111,25 @@ def read_csv(stream: BinaryIO) -> Iterator[RawRow]:
     csv.field_size_limit(MAX_LINE_BYTES)
     with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
         cells = csv.DictReader(text, restkey="", strict=True)
+        if cells.fieldnames is None:
+            return
         while True:
             first = cells.line_num + 1
             try:
                 row = next(cells, None)
             except UnicodeDecodeError:
-                yield RawRow(line=first, error=f"line {first}: not UTF-8; the rows from here on can't be read")
+                yield RawRow(line=first, error="not UTF-8; the rows from here on can't be read")
                 return
             except csv.Error as error:
-                yield RawRow(line=first, error=f"line {first}: malformed CSV: {error}")
+                yield RawRow(line=first, error=f"malformed CSV: {error}")
                 continue
             except STREAM_ERRORS as error:
-                yield RawRow(line=first, error=f"line {first}: the input breaks off here: {error}")
+                yield RawRow(line=first, error=f"the input breaks off here: {error}")
                 return
             if row is None:
                 return
             if "" in row and isinstance(row[""], list):
-                yield RawRow(line=first, error=f"line {first}: more cells than the header has columns")
+                yield RawRow(line=first, error="more cells than the header has columns")
             else:
                 yield RawRow({name: _cell(name, cell) for name, cell in row.items()}, line=first)
 

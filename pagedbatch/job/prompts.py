@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pagedbatch.errors import ParamError, RowError, UsageError
-from pagedbatch.job.rows import Row, id_hash, is_unicode
+from pagedbatch.job.rows import Row, id_hash, is_unicode, short
 from pagedbatch.params import READERS, GenerationParams, resolve
 from pagedbatch.sequence import Request
 
@@ -103,8 +103,9 @@ class PromptBuilder:
         Raises:
             RowError: the row can't be answered.
         """
-        if row.error is not None or row.id is None:
-            raise RowError(row.error or f"{row.place}: the row has no id")
+        if row.error is not None:
+            raise RowError(row.error)
+        assert row.id is not None
         try:
             params = self.resolve_params(row.fields)
             prompt = self._prompt_token_ids(row.fields)
@@ -164,7 +165,7 @@ class PromptBuilder:
         if given[0] == "messages":
             return self._encode_messages(_checked_messages(value))
         if not isinstance(value, str):
-            raise RowError(f"prompt must be text, got {_short(value)}")
+            raise RowError(f"prompt must be text, got {short(value)}")
         return self._encode_prompt(value)
 
     def _encode_prompt(self, text: str) -> list[int]:
@@ -190,7 +191,7 @@ class PromptBuilder:
 
     def _checked_token_ids(self, value: Any) -> list[int]:
         if not isinstance(value, list) or not all(type(token_id) is int for token_id in value):
-            raise RowError(f"prompt_token_ids must be a list of integers, got {_short(value)}")
+            raise RowError(f"prompt_token_ids must be a list of integers, got {short(value)}")
         self._check_vocabulary("prompt_token_ids", value)
         return list(value)
 
@@ -219,23 +220,23 @@ def _column_text(fields: Mapping[str, Any], name: str) -> str:
         return value
     if isinstance(value, (bool, int, float)):
         return json.dumps(value)
-    raise RowError(f"column {name!r} must hold text, got {_short(value)}")
+    raise RowError(f"column {name!r} must hold text, got {short(value)}")
 
 
 def _checked_messages(value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value:
-        raise RowError(f"messages must be a list of at least one message, got {_short(value)}")
+        raise RowError(f"messages must be a list of at least one message, got {short(value)}")
     return [_checked_message(i, message) for i, message in enumerate(value)]
 
 
 def _checked_message(i: int, message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise RowError(f"messages[{i}] must be an object with a role and a content, got {_short(message)}")
+        raise RowError(f"messages[{i}] must be an object with a role and a content, got {short(message)}")
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(_text_part(i, part) for part in content)
     if content is not None and not isinstance(content, str):
-        raise RowError(f"messages[{i}].content must be text, got {_short(content)}")
+        raise RowError(f"messages[{i}].content must be text, got {short(content)}")
     if not is_unicode(f"{message['role']}{content}"):
         raise RowError(f"messages[{i}] holds half of a surrogate pair, which is not Unicode text")
     return {**message, "content": content}
@@ -244,17 +245,12 @@ def _checked_message(i: int, message: Any) -> dict[str, Any]:
 def _text_part(i: int, part: Any) -> str:
     if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
-    raise RowError(f"messages[{i}].content: only text parts can be read, got {_short(part)}")
+    raise RowError(f"messages[{i}].content: only text parts can be read, got {short(part)}")
 
 
 def _priority(value: Any) -> int:
     if value is None:
         return 0
     if isinstance(value, bool) or not isinstance(value, int):
-        raise RowError(f"priority must be an integer, got {_short(value)}")
+        raise RowError(f"priority must be an integer, got {short(value)}")
     return value
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

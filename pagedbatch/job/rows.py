@@ -14,8 +14,8 @@ RowId = int | str
 class RawRow:
     """A row as a format reader found it: its fields, or the reason why there are none.
 
-    `line` is the line of a text file where the row begins, counted from 1; tables have none. `readable_id` is what
-    could be made out of the id of a row that is otherwise broken.
+    `line` is the line of a text file where the row begins, counted from 1; tables have none. `error` does not say where
+    the row is. `readable_id` is what could be made out of the id of a row that is otherwise broken.
     """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -29,6 +29,7 @@ class Row:
     """A row in its place: `index` counts the rows of the input from 0 and is the key of everything internal.
 
     `id` is what the user calls the row: given, else the row number; None where a broken row's id can't be read.
+    `error` is the whole message, place included.
     """
 
     index: int
@@ -41,28 +42,38 @@ class Row:
     @property
     def place(self) -> str:
         """Where the user finds the row."""
-        return f"row {self.index}" if self.line is None else f"line {self.line}"
+        return describe_place(self.index, self.line)
+
+
+def describe_place(index: int, line: int | None) -> str:
+    return f"row {index}" if line is None else f"line {line}"
 
 
 def place_row(raw: RawRow, index: int) -> Row:
     """Gives a raw row its index and id; an id of a wrong type makes it an error row."""
-    if raw.error is not None:
-        return Row(index, raw.readable_id, raw.readable_id is not None, {}, raw.line, raw.error)
-    given = raw.fields.get("id")
+    error, given = raw.error, raw.fields.get("id")
+    if error is None and given is not None:
+        error = _id_problem(given)
+    if error is not None:
+        message = f"{describe_place(index, raw.line)}: {error}"
+        return Row(index, raw.readable_id, raw.readable_id is not None, {}, raw.line, message)
     if given is None:
         return Row(index, index, False, raw.fields, raw.line)
-    problem = _id_problem(given)
-    if problem is not None:
-        return Row(index, None, False, {}, raw.line, problem)
     return Row(index, given, True, raw.fields, raw.line)
 
 
 def _id_problem(value: Any) -> str | None:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
-        return f"id must be an integer or a string, got {value!r}"
+        return f"id must be an integer or a string, got {short(value)}"
     if isinstance(value, str) and not is_unicode(value):
         return "id holds half of a surrogate pair, which is not Unicode text"
     return None
+
+
+def short(value: Any) -> str:
+    """A value as part of a message."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def is_unicode(text: str) -> bool:
