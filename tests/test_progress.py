@@ -157,6 +157,14 @@ def test_nothing_wraps_or_moves_while_numbers_grow(width: int) -> None:
         assert len(places) == 1, f"line {line} moves: {places}"
 
 
+def test_a_narrow_terminal_cuts_lines_and_never_wraps_them() -> None:
+    console, clock = terminal(width=40), Clock()
+    with make_progress(1000, 0, console, clock) as progress:
+        run_steps(progress, clock, steps=3, seconds=1.0)
+    assert all(len(line) <= 40 for lines in frames(console) for line in lines)
+    assert [len(lines) for lines in frames(console)] == [2, 5, 5, 5, 2]
+
+
 def test_four_redraws_a_second_and_one_look_at_the_clock_a_step() -> None:
     console, clock = terminal(), Clock()
     with make_progress(1000, 0, console, clock) as progress:

@@ -120,6 +120,12 @@ def test_reports_fit_80_columns(show: Any, scale: int) -> None:
         assert len(lines) <= 20
 
 
+def test_a_narrow_console_wraps_the_words_and_cuts_the_bars() -> None:
+    lines = shown(run_stats(), width=40)
+    assert all(len(line) <= 40 for line in lines)
+    assert "4 CoW copies" in " ".join(line.strip() for line in lines)
+
+
 def test_a_run_that_was_cut_off() -> None:
     stats = run_stats()
     stats["rows"] = {"total": 1000, "ok": 400, "error": 2, "resumed": 0}

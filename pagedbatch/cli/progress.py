@@ -113,8 +113,8 @@ class TerminalProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._live.update(self._final(), refresh=True)
-        self._live.stop()
+        self._live.update(self._final())
+        self._live.stop()  # draws it
 
     def update(self, snapshot: StepSnapshot | None, rows_done: int, rows_error: int) -> None:
         now = self._clock()

@@ -34,7 +34,7 @@ def summary(stats: Mapping[str, Any], console: Console) -> None:
 
 
 def _print(console: Console, label: str, text: Text) -> None:
-    console.print(Text.assemble((f"{label:<{_LABEL_WIDTH}}", "bold"), text), no_wrap=True, overflow="crop")
+    console.print(Text.assemble((f"{label:<{_LABEL_WIDTH}}", "bold"), text))
 
 
 def _rows(rows: Mapping[str, Any]) -> str:
