@@ -5,8 +5,8 @@ completion order, to whose JSON object one key is added at the end:
 
     {"id": "a", ..., "error": null, "journal": {"row": 0, "ok": true, "crc32": "89abcdef"}}
 
-The checksum covers the record's own bytes. A line that was cut by a kill, or damaged, counts as not written: its row
-runs again. The journal is locked while it is open, so that two runs can't share an output.
+The checksum covers the record, the row number and `ok`. A line that was cut by a kill, or damaged, counts as not
+written: its row runs again. The journal is locked while it is open, so that two runs can't share an output.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Entry:
 
 def seal(record: bytes, *, row: int, ok: bool) -> bytes:
     """A journal line, with its line end, from the bytes of a JSON object."""
-    trailer = json.dumps({"row": row, "ok": ok, "crc32": f"{zlib.crc32(record):08x}"})
+    trailer = json.dumps({"row": row, "ok": ok, "crc32": _checksum(record, row, ok)})
     return b"".join((record[:-1], _TRAILER, trailer.encode(), b"}\n"))
 
 
@@ -89,11 +89,14 @@ def unseal(line: bytes) -> Entry | None:
     record = body + b"}"
     try:
         trailer = json.loads(rest[:-2])
-        if int(trailer["crc32"], 16) != zlib.crc32(record):
-            return None
-        return Entry(record, int(trailer["row"]), bool(trailer["ok"]))
+        row, ok, checksum = trailer["row"], trailer["ok"], trailer["crc32"]
     except (ValueError, KeyError, TypeError):
         return None
+    return Entry(record, row, ok) if checksum == _checksum(record, row, ok) else None
+
+
+def _checksum(record: bytes, row: int, ok: bool) -> str:
+    return f"{zlib.crc32(f'{row} {ok}'.encode(), zlib.crc32(record)):08x}"
 
 
 class Journal:
