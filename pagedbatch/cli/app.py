@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from pagedbatch import __version__
+from pagedbatch.cli.report import report
 from pagedbatch.cli.run import run
 from pagedbatch.errors import PagedBatchError, UsageError
 
@@ -24,6 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(run)
+app.command()(report)
 
 
 def _print_version(wanted: bool) -> None:

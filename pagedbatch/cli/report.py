@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from pagedbatch.errors import UsageError
-from pagedbatch.stats.report import SCHEMES, summary
-from pagedbatch.stats.tables import details
+from pagedbatch.stats.baselines import SCHEMES
 
 #: What the report reads: sections of the file and the keys within.
 _NEEDED: dict[str, tuple[str, ...]] = {
@@ -35,6 +33,11 @@ def report(
     ],
 ) -> None:
     """Show what a run did and what its memory held."""
+    from rich.console import Console
+
+    from pagedbatch.stats.report import summary
+    from pagedbatch.stats.tables import details
+
     stats = read_stats(stats_file)
     console = Console()
     summary(stats, console)

@@ -70,7 +70,7 @@ def reserve_oracle(lengths: SequenceLengths) -> int:
     return lengths.final
 
 
-#: Slots a sequence reserves at its start, by scheme.
+#: Slots a sequence reserves at its start, by scheme, in the order of the paper's figure 2.
 SCHEMES: dict[str, Callable[[SequenceLengths], int]] = {
     "max": reserve_max,
     "pow2": reserve_pow2,

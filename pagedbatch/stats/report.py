@@ -8,11 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from pagedbatch.stats.baselines import SCHEMES
 from pagedbatch.stats.charts import Part, glyphs_for, stacked_bar
 from pagedbatch.stats.wording import duration, percent, plural, size
-
-#: The contiguous schemes, in the order of the paper's figure 2.
-SCHEMES = ("max", "pow2", "oracle")
 
 CHART_LABEL_WIDTH = 19
 CHART_BAR_WIDTH = 36

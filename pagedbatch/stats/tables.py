@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pagedbatch.stats.baselines import SCHEMES
 from pagedbatch.stats.charts import ASCII, Glyphs, Part, glyphs_for, sparkline, stacked_bar
-from pagedbatch.stats.report import CHART_BAR_WIDTH, CHART_LABEL_WIDTH, SCHEMES
+from pagedbatch.stats.report import CHART_BAR_WIDTH, CHART_LABEL_WIDTH
 from pagedbatch.stats.wording import duration, percent
 
 Point = Mapping[str, Any]
