@@ -14,6 +14,7 @@ from pagedbatch.engine.engine import Engine
 from pagedbatch.errors import PagedBatchError, RowError, RunError
 from pagedbatch.job.interrupts import Interrupts
 from pagedbatch.job.journal import Journal
+from pagedbatch.job.messages import first_line
 from pagedbatch.job.prompts import PromptBuilder
 from pagedbatch.job.records import Record, RecordWriter, encode_record, error_record
 from pagedbatch.job.rows import Row, RowId
@@ -128,8 +129,7 @@ class RowLoop:
         except PagedBatchError:
             raise
         except Exception as error:
-            reason = (str(error).strip().splitlines() or [""])[0]
-            raise RunError(f"a step of the engine failed: {type(error).__name__}: {reason}") from error
+            raise RunError(f"a step failed: {type(error).__name__}: {first_line(error)}") from error
         stepped = time.perf_counter()
         for output in step.finished:
             self._finish(output)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pagedbatch.errors import ParamError, RowError, UsageError
-from pagedbatch.job.rows import Row, id_hash, is_unicode, short
+from pagedbatch.job.messages import first_line, short
+from pagedbatch.job.rows import Row, id_hash, is_unicode
 from pagedbatch.params import READERS, GenerationParams, resolve
 from pagedbatch.sequence import Request
 
@@ -185,7 +186,7 @@ class PromptBuilder:
         try:
             text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # a template is the model's own code, and jinja raises what it likes
-            raise RowError(f"the chat template refuses the messages: {error}") from None
+            raise RowError(f"the chat template refuses the messages: {first_line(error)}") from None
         token_ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return token_ids
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pagedbatch.job.messages import short
+
 RowId = int | str
 
 
@@ -68,12 +70,6 @@ def _id_problem(value: Any) -> str | None:
     if isinstance(value, str) and not is_unicode(value):
         return "id holds half of a surrogate pair, which is not Unicode text"
     return None
-
-
-def short(value: Any) -> str:
-    """A value as part of a message."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def is_unicode(text: str) -> bool:

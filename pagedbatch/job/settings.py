@@ -6,11 +6,11 @@ Knows nothing about flags' help texts, files of rows or models. Generation param
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,9 +21,8 @@ from pagedbatch.params import GenerationParams, resolve
 
 Origin = Literal["command line", "recipe", "model", "default"]
 
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_BINARY_UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-_SIZE = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*?)B?", re.IGNORECASE)
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_SIZE = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*((?:[kmgt]i?)?)b?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,28 +69,12 @@ def parse_size(name: str, value: Any) -> int:
     Raises:
         UsageError: it is none of these.
     """
-    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        number, unit = Decimal(value), 1
-    elif match is not None:
-        try:
-            number = Decimal(match[1])
-        except InvalidOperation:
-            raise _size_error(name, value) from None
-        letters = match[2].capitalize()
-        known = _UNITS | _BINARY_UNITS
-        if letters not in known:
-            raise _size_error(name, value)
-        unit = known[letters]
-    else:
-        raise _size_error(name, value)
-    if not number.is_finite() or number < 0:
-        raise _size_error(name, value)
-    return int(number * unit)
-
-
-def _size_error(name: str, value: Any) -> UsageError:
-    return UsageError(f"{flag(name)}: {value!r} is not a size: write 4GiB, 512MiB, 2G or a number of bytes")
+    text = str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+    match = _SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
+    size = float(match[1]) * _UNITS[match[2].lower()] if match else math.inf
+    if not math.isfinite(size):
+        raise UsageError(f"{flag(name)}: {value!r} is not a size: write 4GiB, 512MiB, 2G or a number of bytes")
+    return int(size)
 
 
 def flag(name: str) -> str:
@@ -203,7 +186,9 @@ def merge(command_line: Mapping[str, Any], recipe: Mapping[str, Any]) -> RunSett
     layers: tuple[tuple[Origin, Mapping[str, Any]], ...] = (("recipe", recipe), ("command line", command_line))
     for origin, layer in layers:
         given = {name: value for name, value in layer.items() if value is not None}
-        _override_alternatives(given, values)
+        for name in _overridden(given):
+            values.pop(name, None)
+            origins.pop(name, None)
         values |= given
         origins |= dict.fromkeys(given, origin)
     for name, meaning in _REQUIRED.items():
@@ -215,14 +200,13 @@ def merge(command_line: Mapping[str, Any], recipe: Mapping[str, Any]) -> RunSett
     return RunSettings(**plain, generation=generation, origins=origins)
 
 
-def _override_alternatives(given: Mapping[str, Any], weaker: dict[str, Any]) -> None:
-    """Of two settings that say the same thing in two ways, the stronger layer's stays."""
+def _overridden(given: Mapping[str, Any]) -> Iterator[str]:
+    """Of two settings that say one thing in two ways, the stronger layer's stays: these names leave the weaker ones."""
     for pair in _EITHER_OR:
         if all(name in given for name in pair):
             raise UsageError(f"{flag(pair[0])} and {flag(pair[1])} can't be combined: give one")
         if any(name in given for name in pair):
-            for name in pair:
-                weaker.pop(name, None)
+            yield from pair
 
 
 def _check_generation(generation: Mapping[str, Any]) -> GenerationParams:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pagedbatch.errors import UsageError
+from pagedbatch.job.messages import first_line
 from pagedbatch.job.rows import RawRow
 
 _BATCH_ROWS = 1024
@@ -95,9 +96,3 @@ def choose_split(name: str, known: list[str], split: str | None) -> str:
     if split.partition("[")[0] not in known:
         raise UsageError(f"{name} has no split {split!r}; its splits are {listed}")
     return split
-
-
-def first_line(error: BaseException) -> str:
-    """An error of another library as part of a one-line message."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
