@@ -69,6 +69,8 @@ def cache_shape(config: Any, block_size: int) -> CacheShape:
     """The shape of a model's cache, from its config."""
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     num_kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    if getattr(config, "multi_query", False):  # GPT-BigCode's name for one KV head
+        num_kv_heads = 1
     return CacheShape(config.num_hidden_layers, block_size, num_kv_heads, head_size)
 
 

@@ -18,7 +18,7 @@ from transformers.utils import logging as hf_logging
 
 from pagedbatch.errors import UsageError
 from pagedbatch.model.attention import ATTENTION_NAME, register_attention
-from pagedbatch.model.support import check_supported
+from pagedbatch.model.support import check_supported, max_model_len
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -91,7 +91,7 @@ def model_defaults(model: str, *, trust_remote_code: bool = False) -> ModelDefau
     return ModelDefaults(
         generation=generation,
         eos_token_ids=_token_ids(generation_config.eos_token_id) or _token_ids(config.eos_token_id),
-        max_model_len=config.max_position_embeddings,
+        max_model_len=max_model_len(config),
         vocab_size=config.vocab_size,
     )
 

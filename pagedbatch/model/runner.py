@@ -10,7 +10,8 @@ import time
 import torch
 from pagedbatch_kernels.interface import Backend, CacheShape
 
-from pagedbatch.model.attention import PagedAttentionContext
+from pagedbatch.errors import RunError
+from pagedbatch.model.attention import PagedAttention
 from pagedbatch.model.backends import choose_backend
 from pagedbatch.model.input_batch import InputBatch, make_input_batch
 from pagedbatch.model.kv_cache import KVCache, cache_shape, choose_num_blocks
@@ -25,8 +26,9 @@ class ModelRunner:
     def __init__(self, loaded: LoadedModel, backend_name: str, backend: Backend, cache: KVCache) -> None:
         self._loaded = loaded
         self.backend_name = backend_name
-        self._backend = backend
         self._cache = cache
+        self._attention = PagedAttention(backend, cache.device_cache)
+        self._attention.bind(loaded.model)
         self._sampler = Sampler(loaded.defaults.eos_token_ids)
 
     @classmethod
@@ -83,24 +85,34 @@ class ModelRunner:
         began = time.perf_counter()
         self._cache.apply(step.swap_out, step.swap_in, step.copies)
         batch = make_input_batch(step, self._cache.shape.block_size, self._loaded.device)
-        context = PagedAttentionContext(self._backend, self._cache.device_cache, batch.attention)
-        logits = self._forward(batch, context)
+        self._attention.begin_step(batch.attention)
+        logits = self._forward(batch)
         forwarded = time.perf_counter()
         samples, beams = self._sampler(logits, step)
         ended = time.perf_counter()
         seconds = StepSeconds(
-            model=forwarded - began - context.seconds, attention=context.seconds, sampling=ended - forwarded
+            model=forwarded - began - self._attention.seconds,
+            attention=self._attention.seconds,
+            sampling=ended - forwarded,
         )
         return ModelRunnerOutput(samples, beams, seconds)
 
-    def _forward(self, batch: InputBatch, context: PagedAttentionContext) -> torch.Tensor:
-        """Logits [num_logits, vocab_size] of the positions that need them."""
+    def _forward(self, batch: InputBatch) -> torch.Tensor:
+        """Logits [num_logits, vocab_size] of the positions that need them.
+
+        Raises:
+            RunError: a layer computed its attention elsewhere: the pool was bypassed.
+        """
         output = self._loaded.model(
             input_ids=batch.input_ids,
             position_ids=batch.position_ids,
             use_cache=False,
             logits_to_keep=batch.logits_indices,
-            paged=context,
         )
+        if self._attention.calls != self._cache.shape.num_layers:
+            raise RunError(
+                f"{self._attention.calls} of {self._cache.shape.num_layers} layers attended through the KV pool: "
+                f"model type {self._loaded.config.model_type!r} does not route its attention through it"
+            )
         logits: torch.Tensor = output.logits[0]
         return logits

@@ -6,24 +6,64 @@ from typing import Any
 
 from pagedbatch.errors import UnsupportedModelError
 
-#: Model types whose every layer routes attention through `AttentionInterface`, tested against Hugging Face.
-SUPPORTED_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+#: Model types whose every layer routes its attention through `AttentionInterface`; `tests/test_families.py` compares
+#: each with Hugging Face's own attention.
+# fmt: off
+SUPPORTED_MODEL_TYPES = frozenset({
+    "apertus", "arcee", "bitnet", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm",
+    "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "gptj", "granite", "helium", "hunyuan_v1_dense", "llama",
+    "ministral", "mistral", "mixtral", "nemotron", "olmo2", "olmo3", "opt", "phi", "phi3", "qwen2", "qwen3",
+    "qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2",
+})
+# fmt: on
+
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
 def check_supported(config: Any) -> None:
     """Refuses a model that needs what is missing here.
 
     Args:
-        config: the model's `transformers.PretrainedConfig`.
+        config: the model's (text) config.
 
     Raises:
         UnsupportedModelError: with the reason in words.
     """
-    name = config.model_type
+    missing = what_is_missing(config)
+    if missing is not None:
+        raise UnsupportedModelError(f"model type {config.model_type!r} can't run here: {missing}")
+
+
+def what_is_missing(config: Any) -> str | None:
+    """What this engine would need to run the model, or None when it has everything."""
     if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(f"model type {name!r} is an encoder-decoder: only decoders (causal LMs) run here")
-    if name not in SUPPORTED_MODEL_TYPES:
-        known = ", ".join(sorted(SUPPORTED_MODEL_TYPES))
-        raise UnsupportedModelError(
-            f"model type {name!r} is not supported: its attention was not tested here ({known} were)"
+        return "it is an encoder-decoder, and cross-attention is not supported"
+    if getattr(config, "kv_lora_rank", None):
+        return "its latent attention (MLA) caches something other than keys and values of one size"
+    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
+        return "its ALiBi position biases are not supported"
+    other_layers = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
+    if other_layers:
+        kinds = ", ".join(sorted(other_layers))
+        return f"it has {kinds} layers, and only full and sliding-window attention is supported"
+    if any(hasattr(config, name) for name in ("state_size", "ssm_state_size", "mamba_d_state", "conv_kernel")):
+        return "it has state-space layers, whose state the KV pool does not hold"
+    if config.model_type not in SUPPORTED_MODEL_TYPES:
+        return "its attention has not been compared with Hugging Face's"
+    return None
+
+
+def max_model_len(config: Any) -> int:
+    """The most tokens that a sequence of this model may have.
+
+    Rotary scalings that change with the longest sequence of a batch ("dynamic", "longrope") would make a row depend on
+    its batch mates. Below the original length they never switch, so such a model keeps to that.
+    """
+    longest = int(config.max_position_embeddings)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        original = rope.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
         )
+        return min(longest, int(original)) if original else longest
+    return longest
