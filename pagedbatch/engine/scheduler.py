@@ -113,14 +113,20 @@ class Scheduler:
 
     def _serve(self, group: SequenceGroup, plan: StepPlan, first_victim: int) -> None:
         """Gives a running group the tokens it misses, as far as budget and blocks reach."""
-        is_open = all(self.blocks.has_table(seq.seq_id) for seq in group.sequences)
-        if is_open and group.num_missing_tokens <= plan.tokens_left:
+        before = plan.num_tokens
+        if not self._closes_gap(group, plan):
+            self._catch_up(group, plan, first_victim)
+        # Where everything stood in the pool still, there was nothing to catch up: without a draw the step could be empty.
+        if plan.num_tokens == before and self._closes_gap(group, plan):
             growth = [(s.seq_id, s.num_computed_tokens, s.num_tokens) for s in group.sequences]
             if self._make_room(self.blocks.blocks_needed(growth), plan, first_victim):
                 rows = [self._schedule_tokens(seq, seq.num_tokens, plan) for seq in group.sequences]
                 self._add_tasks(group, rows, plan)
-        else:
-            self._catch_up(group, plan, first_victim)
+
+    def _closes_gap(self, group: SequenceGroup, plan: StepPlan) -> bool:
+        """Whether the budget reaches for all that the group misses."""
+        is_open = all(self.blocks.has_table(seq.seq_id) for seq in group.sequences)
+        return is_open and group.num_missing_tokens <= plan.tokens_left
 
     def _catch_up(self, group: SequenceGroup, plan: StepPlan, first_victim: int) -> None:
         """Computes what fits of a gap too large for this step, or of a group that lost its blocks.
