@@ -116,7 +116,7 @@ class Scheduler:
         before = plan.num_tokens
         if not self._closes_gap(group, plan):
             self._catch_up(group, plan, first_victim)
-        # Where everything stood in the pool still, there was nothing to catch up: without a draw the step could be empty.
+        # Where all of it still stood in the pool there was nothing to catch up: without a draw the step could be empty.
         if plan.num_tokens == before and self._closes_gap(group, plan):
             growth = [(s.seq_id, s.num_computed_tokens, s.num_tokens) for s in group.sequences]
             if self._make_room(self.blocks.blocks_needed(growth), plan, first_victim):
