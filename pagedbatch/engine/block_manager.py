@@ -178,14 +178,17 @@ class BlockManager:
         """
         table = self._tables[seq_id]
         size = self.block_size
-        while table.cacheable and (len(table.entries) + 1) * size <= num_tokens:
-            index = len(table.entries)
-            tokens = tuple(token_slice(index * size, (index + 1) * size))
-            entry = self._cache.insert(table.chain_hash, tokens, table.blocks[index])
+        first, stop = len(table.entries), num_tokens // size
+        if first >= stop or not table.cacheable:
+            return
+        tokens = token_slice(first * size, stop * size)
+        for index in range(first, stop):
+            start = (index - first) * size
+            entry = self._cache.insert(table.chain_hash, tuple(tokens[start : start + size]), table.blocks[index])
             if entry is None:
                 table.cacheable = False
-            else:
-                table.entries.append(entry)
+                return
+            table.entries.append(entry)
 
     def fork(self, parent_id: int, child_id: int) -> None:
         """The child takes the parent's table: every block gets one more owner, nothing is copied."""
