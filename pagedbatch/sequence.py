@@ -145,7 +145,7 @@ class SequenceGroup:
     state: GroupState = GroupState.WAITING
     num_cached_tokens: int = 0
     num_preemptions: int = 0
-    #: Distinct blocks that the group held when it was last preempted by recomputation.
+    #: The most distinct blocks that the group held when it was preempted by recomputation.
     num_blocks_lost: int = 0
     search_is_over: bool = False
     error: str | None = None

@@ -91,7 +91,7 @@ class Scheduler:
         widest_head = len(self.running[0].sequences) if self.running else 0
         plan = StepPlan(tokens_left=max(self.config.max_num_batched_tokens, widest_head))
         self._serve_running(plan)
-        rejected = [] if plan.short_of_blocks else self._admit(plan)
+        rejected = self._admit(plan)
         if not plan.sequences and not rejected and self.num_unfinished:
             raise EngineStalledError(f"no sequence could be scheduled: {self.describe()}")
         return plan, rejected
@@ -107,7 +107,7 @@ class Scheduler:
 
     def _serve_running(self, plan: StepPlan) -> None:
         served = 0
-        while served < len(self.running) and plan.tokens_left > 0 and not plan.short_of_blocks:
+        while served < len(self.running) and plan.tokens_left > 0:
             self._serve(self.running[served], plan, first_victim=served + 1)
             served += 1
 
@@ -221,7 +221,7 @@ class Scheduler:
                 if self.blocks.has_table(seq.seq_id):
                     self.blocks.free(seq.seq_id)
                 seq.num_computed_tokens = 0
-            group.num_blocks_lost = num_blocks
+            group.num_blocks_lost = max(num_blocks, group.num_blocks_lost)  # it may have been half rebuilt
             group.state = GroupState.WAITING
             self.counters.preemptions_recompute += 1
         self._enqueue(group)
@@ -244,9 +244,10 @@ class Scheduler:
     def _admit(self, plan: StepPlan) -> list[tuple[SequenceGroup, str]]:
         """Starts groups from the head of the waiting queue, strictly in order: nobody overtakes."""
         rejected: list[tuple[SequenceGroup, str]] = []
+        running = sum(group.width for group in self.running)
         while self._waiting and not plan.short_of_blocks:
             group = self._waiting[0][1]
-            verdict = self._admission(group, plan)
+            verdict = self._admission(group, running, plan)
             if verdict is Admission.LATER:
                 break
             heapq.heappop(self._waiting)
@@ -254,16 +255,16 @@ class Scheduler:
                 group.state = GroupState.FINISHED
                 rejected.append((group, self._never_message(group)))
             else:
+                running += group.width
                 self._start(group, plan)
         return rejected
 
-    def _admission(self, group: SequenceGroup, plan: StepPlan) -> Admission:
-        """Asks what can be done with a waiting group. It changes nothing."""
+    def _admission(self, group: SequenceGroup, running: int, plan: StepPlan) -> Admission:
+        """Asks what can be done with a waiting group while `running` sequences run. It changes nothing."""
         if self._blocks_at_most(group) > self.config.num_blocks:
             return Admission.NEVER
         if not self.running:
             return Admission.OK  # alone, any group may run, however wide
-        running = sum(g.width for g in self.running)
         too_many = running + group.width > min(self.config.max_num_seqs, self.config.max_num_batched_tokens)
         if too_many or plan.tokens_left < len(group.sequences):
             return Admission.LATER
