@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from pagedbatch import __version__
+from pagedbatch.cli.doctor import doctor
 from pagedbatch.cli.report import report
 from pagedbatch.cli.run import run
 from pagedbatch.errors import PagedBatchError, UsageError
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(report)
+app.command()(doctor)
 
 
 def _print_version(wanted: bool) -> None:

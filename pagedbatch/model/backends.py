@@ -1,25 +1,103 @@
-"""Which kernel backend serves a device. Knows their names, not their insides."""
+"""Which kernel backend serves a device, and what happens when its kernels fail. Knows no kernel's insides."""
 
 from __future__ import annotations
 
-from typing import cast
+import importlib.util
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from pagedbatch_kernels import reference
-from pagedbatch_kernels.interface import Backend
+from pagedbatch_kernels.interface import AttentionBatch, Backend, CacheShape
+from torch import Tensor
 
 from pagedbatch.errors import UsageError
 
-#: What `--attention` takes.
-BACKENDS = ("auto", "torch")
+REFERENCE = cast(Backend, reference)
 
 
-def choose_backend(name: str, device: torch.device) -> tuple[str, Backend]:
+def available_backends() -> list[str]:
+    """Names of the backends that can run here, the best first."""
+    return ["triton", "torch"] if _triton_can_launch() else ["torch"]
+
+
+def choose_backend(name: str, device: torch.device, notice: Callable[[str], None]) -> tuple[str, Backend]:
     """The backend called `name`, or the best one for `device` when it is "auto".
 
+    Args:
+        notice: takes one line when kernels fail and the plain torch backend goes on in their place.
+
     Raises:
-        UsageError: there is no such backend.
+        UsageError: that backend can't run here.
     """
-    if name in ("auto", "torch"):
-        return "torch", cast(Backend, reference)
-    raise UsageError(f"--attention {name}: no such backend for {device.type}; choose one of {', '.join(BACKENDS)}")
+    if name == "auto":
+        name = "triton" if device.type == "cuda" and _triton_can_launch() else "torch"
+    if name == "torch":
+        return name, REFERENCE
+    if name == "triton":
+        if not _triton_can_launch():
+            raise UsageError(
+                f"--attention triton: {_why_no_triton()}; use --attention torch (or set TRITON_INTERPRET=1 to run "
+                "the kernels, slowly, in Triton's interpreter)"
+            )
+        from pagedbatch_kernels import triton_backend
+
+        return name, FallbackBackend(name, cast(Backend, triton_backend), notice)
+    raise UsageError(f"--attention {name}: no such backend here; choose one of auto, {', '.join(available_backends())}")
+
+
+class FallbackBackend:
+    """A backend whose first failing kernel is answered, and from then on replaced, by the plain torch one.
+
+    Both must keep their caches in the same layout, so that a run can change over at any step. A failed call is simply
+    made again: every function overwrites what it writes.
+    """
+
+    def __init__(self, name: str, primary: Backend, notice: Callable[[str], None]) -> None:
+        self._name = name
+        self._current = primary
+        self._notice = notice
+
+    def allocate_cache(self, shape: CacheShape, num_blocks: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self._current.allocate_cache(shape, num_blocks, dtype, device)
+
+    def write_kv(self, key: Tensor, value: Tensor, layer_cache: Tensor, slot_mapping: Tensor) -> None:
+        self._call("write_kv", key, value, layer_cache, slot_mapping)
+
+    def paged_attention(self, query: Tensor, layer_cache: Tensor, batch: AttentionBatch, **options: Any) -> Tensor:
+        output: Tensor = self._call("paged_attention", query, layer_cache, batch, **options)
+        return output
+
+    def copy_blocks(self, cache: Tensor, src: Tensor, dst: Tensor) -> None:
+        self._call("copy_blocks", cache, src, dst)
+
+    def swap_blocks(self, src_cache: Tensor, dst_cache: Tensor, src: Tensor, dst: Tensor) -> None:
+        self._call("swap_blocks", src_cache, dst_cache, src, dst)
+
+    def _call(self, function: str, *args: Any, **options: Any) -> Any:
+        try:
+            return getattr(self._current, function)(*args, **options)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:
+            if self._current is REFERENCE:
+                raise
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            self._notice(f"{self._name} kernel {function} failed ({reason}): going on with the torch backend")
+            self._current = REFERENCE
+            return getattr(REFERENCE, function)(*args, **options)
+
+
+def _triton_can_launch() -> bool:
+    """Whether Triton is installed and has a device, or its interpreter, to run kernels on."""
+    return _why_no_triton() is None
+
+
+def _why_no_triton() -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    from triton import knobs
+
+    if torch.cuda.is_available() or knobs.runtime.interpret:
+        return None
+    return "there is no GPU that triton could compile for"

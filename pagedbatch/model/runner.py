@@ -5,7 +5,10 @@ Everything that touches the device happens here or below; ids and small lists go
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from pagedbatch_kernels.interface import Backend, CacheShape
@@ -42,6 +45,7 @@ class ModelRunner:
         kv_memory: int | None = None,
         swap_space: int = 0,
         max_num_seqs: int = 128,
+        notice: Callable[[str], None] = partial(print, file=sys.stderr),  # noqa: B008
     ) -> ModelRunner:
         """Sizes and allocates the pools.
 
@@ -50,11 +54,12 @@ class ModelRunner:
             num_blocks, kv_memory: the size of the pool in blocks or in bytes; neither: a share of the free memory.
             swap_space: bytes of host memory for preempted groups.
             max_num_seqs: no unasked pool is larger than this many sequences of the model's full length.
+            notice: takes one line when a kernel fails and the torch backend goes on in its place.
 
         Raises:
             UsageError: no such backend, or no memory for the pools.
         """
-        backend_name, backend = choose_backend(attention, loaded.device)
+        backend_name, backend = choose_backend(attention, loaded.device, notice)
         shape: CacheShape = cache_shape(loaded.config, block_size)
         block_bytes = shape.block_bytes(loaded.dtype)
         chosen = choose_num_blocks(

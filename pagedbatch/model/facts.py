@@ -1,0 +1,71 @@
+"""What a model's config says about running it here: cache size, attention features, limits. No weights are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pagedbatch.model.kv_cache import cache_shape
+from pagedbatch.model.support import max_model_len, what_is_missing
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """A model as the engine sees it.
+
+    `windows` lists each sliding window once with the number of layers that have it; `missing` says what the engine
+    lacks to run the model, None when nothing.
+    """
+
+    model_type: str
+    missing: str | None
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    max_model_len: int
+    vocab_size: int
+    windows: dict[int, int]
+    softcap: float | None
+    has_sinks: bool
+    checkpoint_dtype: torch.dtype | None
+
+    def token_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of K and V of one token, all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_size * dtype.itemsize
+
+
+def model_facts(config: Any) -> ModelFacts:
+    """Reads a (text) config."""
+    shape = cache_shape(config, block_size=1)
+    dtype = getattr(config, "dtype", None)
+    return ModelFacts(
+        model_type=config.model_type,
+        missing=what_is_missing(config),
+        num_layers=shape.num_layers,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_size=shape.head_size,
+        max_model_len=max_model_len(config),
+        vocab_size=config.vocab_size,
+        windows=_windows(config),
+        softcap=getattr(config, "attn_logit_softcapping", None),
+        has_sinks=config.model_type == "gpt_oss",
+        checkpoint_dtype=dtype if isinstance(dtype, torch.dtype) else None,
+    )
+
+
+def sliding_windows(config: Any) -> list[int | None]:
+    """The sliding window of each layer in tokens, None where the layer sees everything."""
+    window = getattr(config, "sliding_window", None)
+    if window is None or getattr(config, "use_sliding_window", True) is False:
+        return [None] * config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def _windows(config: Any) -> dict[int, int]:
+    windows = [window for window in sliding_windows(config) if window is not None]
+    return {window: windows.count(window) for window in sorted(set(windows))}
