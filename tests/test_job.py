@@ -1,0 +1,400 @@
+"""A run from end to end on tiny models: the files it leaves, whatever happens on the way."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pagedbatch.errors import RunError, UsageError
+from pagedbatch.job.job import JobResult, Ui, run_job
+from pagedbatch.job.settings import merge
+from pagedbatch.outputs import ModelRunnerOutput, SchedulerOutput, StepSnapshot
+
+
+@dataclass
+class View:
+    """A display that notes what it is told, and calls `on_update` with the rows done."""
+
+    on_update: Callable[[int], None] = lambda rows_done: None
+    notices: list[str] = field(default_factory=list)
+    opened_with: tuple[int, int] | None = None
+    rows_done: int = 0
+    rows_error: int = 0
+
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def update(self, snapshot: StepSnapshot | None, rows_done: int, rows_error: int) -> None:
+        self.rows_done, self.rows_error = rows_done, rows_error
+        self.on_update(rows_done)
+
+    def open(self, total: int, resumed: int) -> View:
+        self.opened_with = (total, resumed)
+        return self
+
+
+@dataclass
+class Workplace:
+    """A folder with an input and an output."""
+
+    folder: Path
+    model: Path
+
+    @property
+    def output(self) -> Path:
+        return self.folder / "out.jsonl"
+
+    @property
+    def journal(self) -> Path:
+        return self.folder / "out.jsonl.journal"
+
+    @property
+    def stats(self) -> Any:
+        return json.loads((self.folder / "out.stats.json").read_text())
+
+    def write(self, rows: list[Any]) -> None:
+        lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+        (self.folder / "in.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+    def run(self, view: View | None = None, **settings: Any) -> JobResult:
+        view = view or View()
+        given = {
+            "input": str(self.folder / "in.jsonl"),
+            "model": str(self.model),
+            "output": str(self.output),
+            "device": "cpu",
+            "dtype": "float32",
+            "num_blocks": 64,
+            **settings,
+        }
+        return run_job(merge(given, {}), Ui(notice=view.notices.append, open_view=view.open))
+
+    def records(self) -> list[Any]:
+        return [json.loads(line) for line in self.output.read_bytes().splitlines()]
+
+
+@pytest.fixture
+def letters(tmp_path: Path, table_model_path: Path) -> Workplace:
+    return Workplace(tmp_path, table_model_path)
+
+
+@pytest.fixture
+def words(tmp_path: Path, rand_model_path: Path) -> Workplace:
+    return Workplace(tmp_path, rand_model_path)
+
+
+MIXED = [
+    {
+        "id": f"r{i}",
+        "prompt": f"{'shared beginning of prompts ' * (i % 2)}{i}",
+        **({}, {"n": 3, "temperature": 0.8}, {"num_beams": 3, "n": 2})[i % 3],
+    }
+    for i in range(24)
+]
+
+
+def test_the_record_of_an_answered_row(letters: Workplace) -> None:
+    letters.write([{"id": "x", "prompt": "c"}])
+    assert letters.run().exit_code == 0
+    line = letters.output.read_bytes()
+    assert line.endswith(b'"error": null}\n')
+    (record,) = letters.records()
+    (output,) = record.pop("outputs")
+    assert record == {
+        "id": "x",
+        "index": 0,
+        "status": "ok",
+        "usage": {"prompt_tokens": 1, "completion_tokens": 4, "cached_tokens": 0},
+        "error": None,
+    }
+    assert output.pop("cumulative_logprob") == pytest.approx(-0.2282, abs=1e-3)
+    assert output == {
+        "index": 0,
+        "text": "fgh",
+        "token_ids": [9, 10, 11, 2],
+        "finish_reason": "stop",
+        "stop_reason": 2,
+        "score": None,
+        "logprobs": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "num_tokens"),
+    [("gh", "f", 3), (["h", "gh"], "f", 3), ("fgh", "", 3), ("zz", "fgh", 4), ("g", "f", 2)],
+)
+def test_a_stop_string_cuts_the_text_and_not_the_tokens(
+    letters: Workplace, stop: Any, text: str, num_tokens: int
+) -> None:
+    letters.write([{"prompt": "c", "stop": stop}])
+    letters.run()
+    (output,) = letters.records()[0]["outputs"]
+    assert (output["text"], len(output["token_ids"]), output["finish_reason"]) == (text, num_tokens, "stop")
+
+
+def test_logprobs_name_their_tokens(letters: Workplace) -> None:
+    letters.write([{"prompt": "a", "max_tokens": 1, "logprobs": k} for k in (0, 3)])
+    letters.run()
+    none, three = (record["outputs"][0]["logprobs"] for record in letters.records())
+    assert none == [{"token_id": 5, "token": "b", "logprob": pytest.approx(-0.6931, abs=1e-3), "top_logprobs": []}]
+    assert [entry["token"] for entry in three[0]["top_logprobs"]] == ["b", "c", "<eos>"]
+    assert [entry["logprob"] for entry in three[0]["top_logprobs"]] == sorted(
+        (entry["logprob"] for entry in three[0]["top_logprobs"]), reverse=True
+    )
+
+
+def test_beams_have_scores(letters: Workplace) -> None:
+    letters.write([{"prompt": "a", "num_beams": 3, "n": 3, "max_tokens": 8}])
+    letters.run()
+    outputs = letters.records()[0]["outputs"]
+    assert [output["text"] for output in outputs] == ["cfgh", "bdefgh", "befgh"]
+    assert [output["score"] for output in outputs] == pytest.approx([-0.2865, -0.3905, -0.4265], abs=1e-4)
+
+
+def test_broken_rows_are_records_and_the_others_go_on(letters: Workplace) -> None:
+    rows = [
+        {"id": "good", "prompt": "c"},
+        '{"id": "cut", "prompt":',
+        {"id": "empty", "prompt": ""},
+        {"id": "long", "prompt": "a" * 257},
+        {"id": "wide", "prompt": "a" * 100, "max_tokens": 150},
+        {"id": "type", "prompt": "c", "max_tokens": "5"},
+        {"id": "last", "prompt": "c"},
+    ]
+    letters.write(rows)
+    view = View()
+    result = letters.run(view, num_blocks=8, max_tokens=10)
+    assert result.exit_code == 3
+    records = letters.records()
+    assert [record["index"] for record in records] == list(range(7))
+    assert [record["id"] for record in records] == ["good", "cut", "empty", "long", "wide", "type", "last"]
+    errors = {record["id"]: record["error"] for record in records if record["status"] == "error"}
+    assert errors.keys() == {"cut", "empty", "long", "wide", "type"}
+    for record in records:
+        if record["status"] == "error":
+            assert record["outputs"] == []
+            assert set(record["usage"].values()) == {0}
+    assert errors["cut"].startswith("line 2: malformed JSON")
+    assert "257 tokens" in errors["long"]
+    assert "blocks" in errors["wide"]
+    assert "16" in errors["wide"]
+    assert "8" in errors["wide"]
+    assert (view.opened_with, view.rows_done, view.rows_error) == ((7, 0), 7, 5)
+    assert letters.stats["rows"] == {"total": 7, "ok": 2, "error": 5, "resumed": 0}
+
+
+def test_the_stats_hold_the_keys_of_the_contract(words: Workplace) -> None:
+    words.write(MIXED[:6])
+    words.run(max_tokens=12, seed=3)
+    stats = words.stats
+    records = words.records()
+    assert stats.keys() >= {"settings", "versions", "rows", "throughput", "memory", "time", "timeline"}
+    assert stats["settings"]["max_tokens"] == {"value": 12, "source": "command line"}
+    assert stats["settings"]["top_p"] == {"value": 1.0, "source": "default"}
+    assert stats["settings"]["block_size"] == {"value": 16, "source": "default"}
+    assert stats["settings"]["attention"]["value"] == "auto"
+    assert stats["settings"]["attention"]["used"] in ("torch", "cpu")
+    assert stats["versions"].keys() >= {"pagedbatch", "python", "torch", "transformers"}
+    throughput = stats["throughput"]
+    assert throughput["prompt_tokens"] == sum(record["usage"]["prompt_tokens"] for record in records)
+    assert throughput["output_tokens"] == sum(record["usage"]["completion_tokens"] for record in records)
+    assert throughput["output_tokens_per_second"] > 0
+    assert throughput["startup_seconds"] > 0
+    memory = stats["memory"]
+    assert (memory["num_blocks"], memory["block_size"], memory["final_live_blocks"]) == (64, 16, 0)
+    assert 0 < memory["peak_live_blocks"] <= 64
+    assert memory.keys() >= {"sharing_saving", "kv_used", "cow_copies", "preemptions", "prefix_cache", "contiguous"}
+    assert stats["time"].keys() >= {"model", "attention", "sampling", "host", "io"}
+    assert stats["time"]["io"] > 0
+
+
+def test_a_rows_outputs_do_not_depend_on_the_others(words: Workplace) -> None:
+    words.write(MIXED)
+    words.run(max_tokens=20)
+    one = {record["id"]: record["outputs"] for record in words.records()}
+    words.write(MIXED[::-1])
+    words.run(max_tokens=20, num_blocks=26, max_num_seqs=12, block_size=8, swap_space="1MiB")
+    other = {record["id"]: record["outputs"] for record in words.records()}
+    assert words.stats["memory"]["preemptions"] != {"swap": 0, "recompute": 0}
+    assert one.keys() == other.keys()
+    for row_id, outputs in one.items():
+        assert [o["token_ids"] for o in outputs] == [o["token_ids"] for o in other[row_id]]
+        assert [o["text"] for o in outputs] == [o["text"] for o in other[row_id]]
+
+
+def _break_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    from pagedbatch.model.runner import ModelRunner
+
+    execute = ModelRunner.execute
+
+    def failing(self: ModelRunner, output: SchedulerOutput) -> ModelRunnerOutput:
+        if output.step == step:
+            raise RuntimeError("out of memory\nand a long story")
+        return execute(self, output)
+
+    monkeypatch.setattr(ModelRunner, "execute", failing)
+
+
+def test_a_failed_run_keeps_what_it_finished_and_resumes(words: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    words.write(MIXED)
+    words.run(max_tokens=12)
+    whole = words.output.read_bytes()
+    words.output.unlink()
+
+    with monkeypatch.context() as patch:
+        _break_at(patch, step=30)
+        view = View()
+        with pytest.raises(RunError, match=r"a step failed: RuntimeError: out of memory$"):
+            words.run(view, max_tokens=12, max_num_seqs=8)
+    assert not words.output.exists()
+    kept = len(words.journal.read_bytes().splitlines()) - 1
+    assert 0 < kept < len(MIXED)
+    assert words.stats["rows"] == {"total": 24, "ok": kept, "error": 0, "resumed": 0}
+    assert view.notices == [
+        f"{kept} of 24 rows are finished and kept in {words.journal}: the same command goes on from there"
+    ]
+
+    with pytest.raises(UsageError, match=r"max_tokens: was 12, now 13.*--restart"):
+        words.run(max_tokens=13)
+    view = View()
+    assert words.run(view, max_tokens=12, max_num_seqs=8, block_size=8).exit_code == 0
+    assert view.opened_with == (24, kept)
+    assert words.stats["rows"] == {"total": 24, "ok": 24, "error": 0, "resumed": kept}
+    assert not words.journal.exists()
+    assert _without_cache_counts(words.output.read_bytes()) == _without_cache_counts(whole)
+
+
+def _without_cache_counts(data: bytes) -> list[Any]:
+    """Records without what may depend on the batch: cache hits, and the last digits of logprobs."""
+
+    def keep(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: keep(item) for key, item in value.items() if key not in ("cached_tokens",)}
+        if isinstance(value, list):
+            return [keep(item) for item in value]
+        return pytest.approx(value, abs=1e-4) if isinstance(value, float) else value
+
+    return [keep(json.loads(line)) for line in data.splitlines()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_after_its_step_and_resumes(words: Workplace, number: int) -> None:
+    words.write(MIXED)
+    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    sent: list[int] = []
+
+    def interrupt(rows_done: int) -> None:
+        if rows_done >= 5 and not sent:
+            sent.append(rows_done)
+            os.kill(os.getpid(), number)
+
+    view = View(interrupt)
+    result = words.run(view, max_tokens=12, max_num_seqs=4)
+    assert result.exit_code == 130
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert view.rows_done == sent[0]
+    assert view.notices == [f"interrupted: {sent[0]} of 24 rows are finished and kept in {words.journal}: "
+                            "the same command goes on from there"]  # fmt: skip
+    assert words.stats["rows"]["ok"] == sent[0]
+    assert not words.output.exists()
+    assert words.run(max_tokens=12, max_num_seqs=4).exit_code == 0
+    assert [record["id"] for record in words.records()] == [row["id"] for row in MIXED]
+
+
+def test_a_changed_input_does_not_resume(words: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    words.write(MIXED)
+    with monkeypatch.context() as patch:
+        _break_at(patch, step=30)
+        with pytest.raises(RunError):
+            words.run(max_tokens=12, max_num_seqs=8)
+    words.write([*MIXED[:-1], {"id": "new", "prompt": "x"}])
+    with pytest.raises(UsageError, match="input fingerprint: was"):
+        words.run(max_tokens=12)
+    assert words.run(max_tokens=12, restart=True).exit_code == 0
+    assert words.stats["rows"]["resumed"] == 0
+    assert words.records()[-1]["id"] == "new"
+
+
+def test_a_limit_can_be_raised_on_resume(words: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    words.write(MIXED)
+    with monkeypatch.context() as patch:
+        _break_at(patch, step=15)
+        with pytest.raises(RunError):
+            words.run(max_tokens=12, limit=10, max_num_seqs=8)
+    assert words.run(max_tokens=12, limit=15).exit_code == 0
+    assert [record["index"] for record in words.records()] == list(range(15))
+    assert 0 < words.stats["rows"]["resumed"] < 10
+
+
+def test_records_to_stdout_in_order(letters: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    letters.write([{"id": i, "prompt": prompt} for i, prompt in enumerate(["bd", "c", "h"])])
+    stdout = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=stdout))
+    result = letters.run(output="-")
+    assert result.paths is None
+    assert [json.loads(line)["id"] for line in stdout.getvalue().splitlines()] == [0, 1, 2]
+    assert [path.name for path in letters.folder.iterdir()] == ["in.jsonl"]
+
+
+def test_no_rows_no_records(letters: Workplace) -> None:
+    letters.write([])
+    assert letters.run().exit_code == 0
+    assert letters.output.read_bytes() == b""
+    assert letters.stats["rows"] == {"total": 0, "ok": 0, "error": 0, "resumed": 0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"prompt_column": "nope"}, r"--prompt-column: .* has no column 'nope'; its columns are id, problem$"),
+        ({"prompt_template": "{nope}"}, r"--prompt-template: .* has no column 'nope'; its columns are id, problem$"),
+        ({}, "has no column prompt, messages or prompt_token_ids: choose one with --prompt-column"),
+    ],
+)
+def test_a_column_that_no_row_has(letters: Workplace, settings: dict[str, Any], reason: str) -> None:
+    letters.write([{"id": 1, "problem": "a"}])
+    with pytest.raises(UsageError, match=reason):
+        letters.run(model="/no/model", **settings)
+    assert [path.name for path in letters.folder.iterdir()] == ["in.jsonl"]
+
+
+def test_a_run_that_does_not_start_leaves_nothing(letters: Workplace) -> None:
+    letters.write([{"prompt": "c"}])
+    with pytest.raises(UsageError, match="no such folder"):
+        letters.run(model="/no/model")
+    with pytest.raises(UsageError, match="--chat"):
+        letters.run(chat=True)
+    assert [path.name for path in letters.folder.iterdir()] == ["in.jsonl"]
+
+
+def test_only_a_window_of_rows_is_read_ahead(letters: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pagedbatch.job.reader import Source
+
+    letters.write([{"prompt": "zz"} for _ in range(60)])
+    rows = Source.rows
+    passes: list[int] = []
+
+    def counted(self: Source, limit: int | None = None) -> Iterator[Any]:
+        passes.append(0)
+        for row in rows(self, limit):
+            passes[-1] += 1
+            yield row
+
+    monkeypatch.setattr(Source, "rows", counted)
+    ahead: list[int] = []
+    letters.run(View(lambda rows_done: ahead.append(passes[-1] - rows_done)), max_num_seqs=4, max_tokens=5)
+    assert passes == [60, 60]
+    assert max(ahead) <= 8
