@@ -291,3 +291,18 @@ def test_the_fingerprint_is_that_of_the_content(tmp_path: Path) -> None:
     one = open_source(_write(tmp_path, "one.jsonl", PLAIN)).fingerprint
     assert open_source(_write(tmp_path, "two.jsonl", PLAIN)).fingerprint == one
     assert open_source(_write(tmp_path, "one.jsonl", PLAIN.replace(b"one", b"two"))).fingerprint != one
+
+
+def test_damage_inside_a_table(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    path = tmp_path / "in.parquet"
+    parquet.write_table(pa.table({"prompt": [f"prompt {i}" for i in range(1000)]}), path)
+    data = bytearray(path.read_bytes())
+    data[4:2000] = bytes(1996)
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match="is a damaged Parquet file"):
+        list(open_source(str(path)).rows())
+    with pytest.raises(UsageError, match="the header of the CSV file can't be read"):
+        open_source(_write(tmp_path, "in.csv", b"prompt,\xff\n"))

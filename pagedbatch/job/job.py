@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pagedbatch.errors import RunError, UsageError
+from pagedbatch.errors import PagedBatchError, RunError, UsageError
 from pagedbatch.job.hub import go_offline_if_needed
 from pagedbatch.job.interrupts import EXIT_INTERRUPTED, Interrupts
 from pagedbatch.job.journal import Journal, Manifest
@@ -110,7 +110,7 @@ class _Run:
             )
             try:
                 loop.run()
-            except RunError:
+            except PagedBatchError:
                 with suppress(RunError):
                     self._write_stats(self._stats(loop, account))
                 ui.notice(self._resume_hint())

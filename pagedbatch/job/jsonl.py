@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO, NoReturn
 
+from pagedbatch.errors import UsageError
 from pagedbatch.job.rows import RawRow, RowId
 from pagedbatch.params import READERS
 
@@ -98,9 +99,16 @@ def _kind(value: Any) -> str:
 
 
 def csv_columns(stream: BinaryIO) -> list[str]:
-    """The header of a CSV stream."""
+    """The header of a CSV stream.
+
+    Raises:
+        UsageError: it can't be read.
+    """
     with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
-        return next(csv.reader(text), [])
+        try:
+            return next(csv.reader(text), [])
+        except (UnicodeDecodeError, csv.Error, *STREAM_ERRORS) as error:
+            raise UsageError(f"the header of the CSV file can't be read: {error}") from None
 
 
 def read_csv(stream: BinaryIO) -> Iterator[RawRow]:

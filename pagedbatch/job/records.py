@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from pagedbatch.engine.stopping import find_stop_string
 from pagedbatch.job.rows import RowId
 from pagedbatch.outputs import CompletionOutput, RequestOutput
 from pagedbatch.params import GenerationParams
@@ -61,10 +62,15 @@ class RecordWriter:
         }
 
     def _text(self, completion: CompletionOutput, params: GenerationParams) -> str:
-        text: str = self._tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+        text = self._decode(completion.token_ids)
         if isinstance(completion.stop_reason, str):
-            matches = [at for stop in params.stop if (at := text.find(stop)) >= 0]
-            text = text[: min(matches, default=len(text))]
+            found = find_stop_string(params, completion.token_ids, self._decode)
+            if found is not None:
+                text = text[: found[0]]
+        return text
+
+    def _decode(self, token_ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         return text
 
     def _logprobs(self, completion: CompletionOutput) -> list[Record] | None:

@@ -29,9 +29,18 @@ def open_parquet(path: Path) -> Any:
 
 
 def read_parquet(path: Path) -> Iterator[RawRow]:
-    """The rows of a Parquet file, a batch in memory at a time."""
+    """The rows of a Parquet file, a batch in memory at a time.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
+    import pyarrow
+
     with open_parquet(path) as file:
-        yield from read_batches(file.iter_batches(batch_size=_BATCH_ROWS))
+        try:
+            yield from read_batches(file.iter_batches(batch_size=_BATCH_ROWS))
+        except (pyarrow.ArrowException, OSError) as error:
+            raise UsageError(f"{path} is a damaged Parquet file: {first_line(error)}") from None
 
 
 def read_dataset(dataset: Any) -> Iterator[RawRow]:
