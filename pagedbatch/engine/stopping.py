@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import TokenNode, output_token_ids
 
 #: Text of generated token ids, special tokens left out.
 Detokenize = Callable[[list[int]], str]
+
+#: What decoders show for bytes that make no character yet.
+_HALF_A_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +52,12 @@ class StopChecker:
             if token_id in params.stop_token_ids:
                 return Finish("stop", token_id)
             if params.stop:
-                matched = self._match_stop_string(params.stop, TokenNode(token_id, 0.0, parent))
+                matched = self._match_stop_string(params, TokenNode(token_id, 0.0, parent))
                 if matched is not None:
                     return Finish("stop", matched)
         return LENGTH if length >= params.max_tokens else None
 
-    def _match_stop_string(self, stop: tuple[str, ...], tail: TokenNode) -> str | None:
+    def _match_stop_string(self, params: GenerationParams, tail: TokenNode) -> str | None:
         """The stop string that comes first in the text, if the newest token completed one.
 
         Only a window of tokens is decoded. A token that shows at all holds at least one byte and a character at most
@@ -63,12 +65,20 @@ class StopChecker:
         """
         if self._detokenize is None:
             return None
-        window = 4 * max(map(len, stop)) + 8
-        ids = [node.token_id for node in islice(tail.backwards(), window)]
-        ids.reverse()
-        text = self._detokenize(ids)
-        if not any(s in text for s in stop):
+        window = 4 * max(map(len, params.stop)) + 8
+        text = self._detokenize(output_token_ids(tail, last=window))
+        if not any(s in text for s in params.stop):
             return None
-        text = self._detokenize(output_token_ids(tail))
-        found = [(text.find(s), s) for s in stop if s in text]
-        return min(found)[1] if found else None
+        found = find_stop_string(params, output_token_ids(tail), self._detokenize)
+        return None if found is None else found[1]
+
+
+def find_stop_string(params: GenerationParams, token_ids: list[int], detokenize: Detokenize) -> tuple[int, str] | None:
+    """Where in the text of `token_ids` the first stop string begins, and which it is.
+
+    One that stood there whole before `min_tokens` does not count: no token that may end the output completed it.
+    """
+    text = detokenize(token_ids)
+    skipped = detokenize(token_ids[: max(0, params.min_tokens - 1)]).rstrip(_HALF_A_CHARACTER)
+    starts = ((text.find(s, max(0, len(skipped) - len(s) + 1)), s) for s in params.stop)
+    return min((found for found in starts if found[0] >= 0), default=None)

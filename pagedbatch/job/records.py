@@ -34,7 +34,7 @@ class RecordWriter:
         self._tokenizer = tokenizer
         self._token_text = lru_cache(maxsize=1 << 16)(self._decode_token)
 
-    def ok_record(self, row_id: RowId, output: RequestOutput, params: GenerationParams) -> Record:
+    def ok_record(self, row_id: RowId | None, output: RequestOutput, params: GenerationParams) -> Record:
         """The record of an answered row."""
         return {
             "id": row_id,
