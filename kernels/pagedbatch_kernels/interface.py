@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from pagedbatch_kernels.prefix_groups import PrefixGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +31,8 @@ class CacheShape:
 class AttentionBatch:
     """The ragged batch of one step: `num_seqs` runs of query tokens, packed without padding.
 
-    Sequence i owns query tokens `query_start_loc[i]:query_start_loc[i + 1]`, the last of its `seq_lens[i]` tokens, whose
-    K/V stand in the blocks `block_tables[i]`, in order.
+    Sequence i owns query tokens `query_start_loc[i]:query_start_loc[i + 1]`, the last of its `seq_lens[i]` tokens,
+    whose K/V stand in the blocks `block_tables[i]`, in order.
     """
 
     block_tables: Tensor  #: int32 [num_seqs, max_blocks]; entries past a sequence's last block are arbitrary
@@ -37,6 +41,60 @@ class AttentionBatch:
     slot_mapping: Tensor  #: int64 [num_tokens], `block_id * block_size + offset` of each query token
     max_query_len: int
     max_seq_len: int
+    shared_prefixes: SharedPrefixes | None = None  #: a backend may read these prefixes once; results are the same
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefixes:
+    """The rows of a batch cut into runs of neighbours, each with the prefix that its rows share (see `prefix_groups`).
+
+    Every row is in a run; one that shares nothing is a run of its own with prefix 0. A prefix is whole blocks that
+    stood before the step, so each query token of a run sees all of it.
+    """
+
+    block_tables: Tensor  #: int32 [num_runs, max_prefix_blocks]
+    prefix_lens: Tensor  #: int32 [num_runs], tokens
+    query_start_loc: Tensor  #: int32 [num_runs + 1]
+    seq_prefix_lens: Tensor  #: int32 [num_seqs], the prefix of the sequence's run
+    max_query_len: int  #: query tokens of the largest run
+    max_prefix_len: int
+
+    @classmethod
+    def from_groups(
+        cls,
+        groups: Sequence[PrefixGroup],
+        block_tables: Sequence[Sequence[int]],
+        query_start_loc: Sequence[int],
+        block_size: int,
+        device: torch.device,
+    ) -> SharedPrefixes | None:
+        """The tensors for the groups that `find_prefix_groups` chose among `block_tables`; None without groups."""
+        if not groups:
+            return None
+        runs: list[PrefixGroup] = []
+        next_row = 0
+        for group in groups:
+            runs += [PrefixGroup(row, 1, 0) for row in range(next_row, group.first_row)]
+            runs.append(group)
+            next_row = group.first_row + group.num_rows
+        runs += [PrefixGroup(row, 1, 0) for row in range(next_row, len(block_tables))]
+
+        width = max(run.num_blocks for run in runs)
+        tables = [[*block_tables[run.first_row][: run.num_blocks], *[0] * (width - run.num_blocks)] for run in runs]
+        starts = [query_start_loc[run.first_row] for run in runs] + [query_start_loc[-1]]
+
+        def on_device(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+            host = torch.tensor(numbers, dtype=torch.int32, pin_memory=device.type == "cuda")
+            return host.to(device, non_blocking=True)
+
+        return cls(
+            block_tables=on_device(tables),
+            prefix_lens=on_device([run.num_blocks * block_size for run in runs]),
+            query_start_loc=on_device(starts),
+            seq_prefix_lens=on_device([run.num_blocks * block_size for run in runs for _ in range(run.num_rows)]),
+            max_query_len=max(after - before for before, after in pairwise(starts)),
+            max_prefix_len=width * block_size,
+        )
 
 
 class Backend(Protocol):
@@ -48,7 +106,7 @@ class Backend(Protocol):
         ...
 
     def write_kv(self, key: Tensor, value: Tensor, layer_cache: Tensor, slot_mapping: Tensor) -> None:
-        """Stores `key` and `value`, both [num_tokens, num_kv_heads, head_size], at `slot_mapping`, int64 [num_tokens]."""
+        """Stores `key` and `value`, [num_tokens, num_kv_heads, head_size], at `slot_mapping`: int64 [num_tokens]."""
         ...
 
     def paged_attention(

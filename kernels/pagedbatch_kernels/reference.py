@@ -82,7 +82,8 @@ def _attend(
     num_kv_heads, seq_len, _ = key.shape
     queries_per_kv = num_heads // num_kv_heads
 
-    # Query heads of one KV head become rows of one matrix product: [num_kv_heads, query_len * queries_per_kv, head_size].
+    # Query heads of one KV head become rows of one matrix product: [num_kv_heads, query_len * queries_per_kv,
+    # head_size].
     grouped = query.float().view(query_len, num_kv_heads, queries_per_kv, head_size).transpose(0, 1)
     scores = torch.matmul(grouped.reshape(num_kv_heads, -1, head_size) * scale, key.transpose(1, 2))
     scores = scores.view(num_kv_heads, query_len, queries_per_kv, seq_len)

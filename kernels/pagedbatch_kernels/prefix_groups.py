@@ -1,0 +1,131 @@
+"""Which neighbouring rows of a batch should attend to their common leading blocks together. Knows no torch.
+
+Rows forked from one prompt, or served from the prefix cache, have block tables that begin alike. Read row by row, that
+prefix crosses the memory bus (or the cache above it) once a row; read once for all of them, it becomes one product of a
+tall query matrix with the prefix, and each row's tail is merged by log-sum-exp (Juravsky et al., Hydragen, 2024; Ye et
+al., cascade inference, 2024). The merge and the further launch cost something, so `PrefixCosts` weighs both sides.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixGroup:
+    """`num_rows` neighbouring rows whose tables begin with the same `num_blocks` blocks."""
+
+    first_row: int
+    num_rows: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCosts:
+    """What reading and merging cost, in reads of one token's K and V of one KV head.
+
+    A plain pass reads a row's prefix once a query tile; the shared pass once a tile of the whole group. A read saved is
+    one that the caches would mostly have served, hence `reread`. Against it stand, once they are used at all, the
+    partial results of every query token of the batch, written and read again, and the launches.
+    """
+
+    queries_per_kv: int
+    row_tile: int  #: query rows (tokens x queries_per_kv) of a tile in the plain pass
+    group_tile: int  #: the same in the shared pass
+    reread: float  #: cost of one more read of a prefix, relative to a read from memory
+    merge: float  #: per query token
+    launch: float  #: per layer
+
+    def tiles(self, num_tokens: int, tile: int) -> int:
+        return -(-num_tokens * self.queries_per_kv // tile)
+
+    def overhead(self, num_tokens: int) -> float:
+        """Cost of the shared path for a batch of `num_tokens` query tokens, whatever it shares."""
+        return self.merge * num_tokens + self.launch
+
+
+def find_prefix_groups(
+    block_tables: Sequence[Sequence[int]],
+    query_lens: Sequence[int],
+    context_lens: Sequence[int],
+    block_size: int,
+    costs: PrefixCosts,
+) -> tuple[PrefixGroup, ...]:
+    """The groups worth sharing, disjoint and in row order; none where the plain pass is as good.
+
+    Only whole blocks that stood before this step's tokens can be shared, so that no query sees less than the prefix.
+    Among nested prefixes (a system prompt, within it one prompt's samples) the cheaper level is taken; there is one
+    level a row.
+
+    Args:
+        block_tables: of each row of the batch, block ids in order; only neighbours are compared.
+        query_lens: tokens of each row in this step.
+        context_lens: tokens of each row before this step.
+    """
+    limits = [context_len // block_size for context_len in context_lens]
+    common = [
+        _common_blocks(block_tables[row], block_tables[row + 1], min(limits[row], limits[row + 1]))
+        for row in range(len(limits) - 1)
+    ]
+    if not any(common):
+        return ()
+    common.append(0)  # closes every run that is still open after the last row
+
+    chosen = _Choice()
+    runs: list[_OpenRun] = []  # nested, num_blocks strictly growing
+    for row, blocks in enumerate(common):
+        first_row = row
+        best = _Choice()
+        while runs and runs[-1].num_blocks > blocks:
+            run = runs.pop()
+            run.inner.add(best)
+            first_row = run.first_row
+            together = _gain(query_lens[first_row : row + 1], run.num_blocks * block_size, costs)
+            best = run.inner
+            if together > best.gain:
+                best = _Choice(together, [PrefixGroup(first_row, row + 1 - first_row, run.num_blocks)])
+        if not blocks:
+            chosen.add(best)
+        elif runs and runs[-1].num_blocks == blocks:
+            runs[-1].inner.add(best)
+        else:
+            runs.append(_OpenRun(first_row, blocks, best))
+    return tuple(chosen.groups) if chosen.gain > costs.overhead(sum(query_lens)) else ()
+
+
+@dataclass(slots=True)
+class _Choice:
+    """Disjoint groups and the reads that they save."""
+
+    gain: float = 0.0
+    groups: list[PrefixGroup] = field(default_factory=list)
+
+    def add(self, other: _Choice) -> None:
+        self.gain += other.gain
+        self.groups += other.groups
+
+
+@dataclass(slots=True)
+class _OpenRun:
+    """Rows from `first_row` on that share `num_blocks` blocks, and the best choice within it so far."""
+
+    first_row: int
+    num_blocks: int
+    inner: _Choice
+
+
+def _gain(query_lens: Sequence[int], prefix_len: int, costs: PrefixCosts) -> float:
+    row_tiles = sum(costs.tiles(query_len, costs.row_tile) for query_len in query_lens)
+    return costs.reread * prefix_len * (row_tiles - costs.tiles(sum(query_lens), costs.group_tile))
+
+
+def _common_blocks(one: Sequence[int], other: Sequence[int], limit: int) -> int:
+    """Length of the common beginning, at most `limit`; by slices, as a step must not loop over block ids in Python."""
+    limit = min(limit, len(one), len(other))
+    if limit == 0 or one[0] != other[0]:
+        return 0
+    if one[:limit] == other[:limit]:
+        return limit
+    return bisect_left(range(1, limit), True, key=lambda length: one[: length + 1] != other[: length + 1]) + 1
