@@ -377,6 +377,8 @@ def test_a_run_that_does_not_start_leaves_nothing(letters: Workplace) -> None:
         letters.run(model="/no/model")
     with pytest.raises(UsageError, match="--chat"):
         letters.run(chat=True)
+    with pytest.raises(UsageError, match="stop_token_ids: 5000 is no token id of this model"):
+        letters.run(stop_token_ids=[5000])
     assert [path.name for path in letters.folder.iterdir()] == ["in.jsonl"]
 
 

@@ -106,6 +106,7 @@ class _Run:
                 account=account,
                 view=view,
                 interrupts=interrupts,
+                model=self.settings.model,
                 window=_WINDOW * self.settings.max_num_seqs,
             )
             try:
@@ -131,7 +132,7 @@ class _Run:
         return build_stats(
             settings=describe_settings(
                 self.settings,
-                self.text.prompts.resolve_params({}),
+                self.text.params,
                 self.text.defaults.generation,
                 used={
                     "attention": runner.backend_name,
@@ -180,7 +181,7 @@ def _check_columns(settings: RunSettings, source: Source, found: Survey) -> None
     elif settings.prompt_template is not None:
         setting = "--prompt-template"
         wanted = template_fields(settings.prompt_template)
-    elif not any(name in found.columns for name in PROMPT_FIELDS):
+    elif not any(name in found.columns for name in (*PROMPT_FIELDS, "custom_id", "body")):
         raise UsageError(
             f"{place} has no column prompt, messages or prompt_token_ids: "
             f"choose one with --prompt-column; its columns are {listed}"

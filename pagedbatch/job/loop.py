@@ -15,9 +15,10 @@ from pagedbatch.errors import PagedBatchError, RowError, RunError
 from pagedbatch.job.interrupts import Interrupts
 from pagedbatch.job.journal import Journal
 from pagedbatch.job.messages import first_line
+from pagedbatch.job.openai_batch import answer, is_batch_row
 from pagedbatch.job.prompts import PromptBuilder
 from pagedbatch.job.records import Record, RecordWriter, encode_record, error_record
-from pagedbatch.job.rows import Row, RowId
+from pagedbatch.job.rows import Row
 from pagedbatch.outputs import RequestOutput, StepSnapshot
 from pagedbatch.params import GenerationParams
 from pagedbatch.stats.memory import MemoryAccount
@@ -31,10 +32,9 @@ class RowsView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """What must be known of a row when the engine has finished it."""
+    """A row inside the engine, and what it asked for."""
 
-    id: RowId
-    place: str
+    row: Row
     params: GenerationParams
 
 
@@ -62,7 +62,10 @@ class Totals:
 
 
 class RowLoop:
-    """Runs the rows that `journal` does not hold yet. `window` is the most rows inside the engine at a time."""
+    """Runs the rows that `journal` does not hold yet. `window` is the most rows inside the engine at a time.
+
+    `model` is the name that answers in OpenAI's shape carry.
+    """
 
     def __init__(
         self,
@@ -75,6 +78,7 @@ class RowLoop:
         account: MemoryAccount,
         view: RowsView,
         interrupts: Interrupts,
+        model: str,
         window: int,
     ) -> None:
         self.totals = Totals()
@@ -86,6 +90,7 @@ class RowLoop:
         self._account = account
         self._view = view
         self._interrupts = interrupts
+        self._model = model
         self._window = window
         self._in_flight: dict[int, InFlight] = {}
         self._snapshot: StepSnapshot | None = None
@@ -113,11 +118,10 @@ class RowLoop:
             try:
                 request = self._prompts.request(row)
             except RowError as error:
-                self._finish_with_error(row.index, row.id, str(error))
+                self._finish_with_error(row, str(error))
                 self._show()
                 continue
-            assert row.id is not None
-            self._in_flight[row.index] = InFlight(row.id, row.place, request.params)
+            self._in_flight[row.index] = InFlight(row, request.params)
             self._engine.add(request)
 
     def _step(self) -> None:
@@ -140,22 +144,25 @@ class RowLoop:
         self._show()
 
     def _finish(self, output: RequestOutput) -> None:
-        row = self._in_flight.pop(output.request_id)
+        finished = self._in_flight.pop(output.request_id)
+        row, params = finished.row, finished.params
         if output.error is not None:
-            self._finish_with_error(output.request_id, row.id, f"{row.place}: {output.error}")
+            self._finish_with_error(row, f"{row.place}: {output.error}")
             return
-        self._write(output.request_id, self._records.ok_record(row.id, output, row.params), ok=True)
-        self._account.row_finished(output, row.params, self._engine.config.max_model_len)
+        self._write(row, self._records.ok_record(row.id, output, params), ok=True)
+        self._account.row_finished(output, params, self._engine.config.max_model_len)
         self.totals.rows_ok += 1
         self.totals.prompt_tokens += output.num_prompt_tokens
         self.totals.output_tokens += output.num_output_tokens
 
-    def _finish_with_error(self, index: int, row_id: RowId | None, message: str) -> None:
-        self._write(index, error_record(index, row_id, message), ok=False)
+    def _finish_with_error(self, row: Row, message: str) -> None:
+        self._write(row, error_record(row.index, row.id, message), ok=False)
         self.totals.rows_error += 1
 
-    def _write(self, index: int, record: Record, *, ok: bool) -> None:
-        self._journal.append(index, encode_record(record), ok=ok)
+    def _write(self, row: Row, record: Record, *, ok: bool) -> None:
+        if is_batch_row(row.fields):
+            record = answer(record, row.fields.get("url"), self._model)
+        self._journal.append(row.index, encode_record(record), ok=ok)
         self.totals.last_row_at = time.perf_counter()
 
     def _show(self) -> None:

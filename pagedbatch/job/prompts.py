@@ -13,6 +13,7 @@ from typing import Any
 
 from pagedbatch.errors import ParamError, RowError, UsageError
 from pagedbatch.job.messages import first_line, short
+from pagedbatch.job.openai_batch import is_batch_row, plain_fields
 from pagedbatch.job.rows import Row, id_hash, is_unicode
 from pagedbatch.params import READERS, GenerationParams, resolve
 from pagedbatch.sequence import Request
@@ -108,9 +109,10 @@ class PromptBuilder:
             raise RowError(row.error)
         assert row.id is not None
         try:
-            params = self.resolve_params(row.fields)
-            prompt = self._prompt_token_ids(row.fields)
-            priority = _priority(row.fields.get("priority"))
+            fields = plain_fields(row.fields) if is_batch_row(row.fields) else row.fields
+            params = self.resolve_params(fields)
+            prompt = self._prompt_token_ids(fields)
+            priority = _priority(fields.get("priority"))
             params = self._fit(params, len(prompt))
         except RowError as error:
             raise RowError(f"{row.place}: {error}") from None

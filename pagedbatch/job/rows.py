@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagedbatch.job.messages import short
+from pagedbatch.job.openai_batch import is_batch_row
 
 RowId = int | str
 
@@ -53,22 +54,23 @@ def describe_place(index: int, line: int | None) -> str:
 
 def place_row(raw: RawRow, index: int) -> Row:
     """Gives a raw row its index and id; an id of a wrong type makes it an error row."""
-    error, given = raw.error, raw.fields.get("id")
-    if error is None and given is not None:
-        error = _id_problem(given)
+    error, from_batch = raw.error, is_batch_row(raw.fields)
+    given = raw.fields.get("custom_id" if from_batch else "id")
+    if error is None and (given is not None or from_batch):
+        error = _id_problem("custom_id" if from_batch else "id", given)
     if error is not None:
         message = f"{describe_place(index, raw.line)}: {error}"
-        return Row(index, raw.readable_id, raw.readable_id is not None, {}, raw.line, message)
+        return Row(index, raw.readable_id, raw.readable_id is not None, raw.fields, raw.line, message)
     if given is None:
         return Row(index, index, False, raw.fields, raw.line)
     return Row(index, given, True, raw.fields, raw.line)
 
 
-def _id_problem(value: Any) -> str | None:
+def _id_problem(name: str, value: Any) -> str | None:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
-        return f"id must be an integer or a string, got {short(value)}"
+        return f"{name} must be an integer or a string, got {short(value)}"
     if isinstance(value, str) and not is_unicode(value):
-        return "id holds half of a surrogate pair, which is not Unicode text"
+        return f"{name} holds half of a surrogate pair, which is not Unicode text"
     return None
 
 

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
 from pagedbatch.engine.stopping import Detokenize
+from pagedbatch.errors import ParamError, UsageError
 from pagedbatch.job.prompts import ModelLimits, PromptBuilder
 from pagedbatch.job.settings import RunSettings
+from pagedbatch.params import GenerationParams
 
 if TYPE_CHECKING:
     from pagedbatch.model.loader import LoadedModel, ModelDefaults
@@ -18,11 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TextSide:
-    """What turns rows into tokens and back: ready before the weights are loaded, so that mistakes show early."""
+    """What turns rows into tokens and back: ready before the weights are loaded, so that mistakes show early.
+
+    `params` are those of a row that brings none of its own.
+    """
 
     tokenizer: Any
     defaults: ModelDefaults
     prompts: PromptBuilder
+    params: GenerationParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,11 @@ def open_text_side(settings: RunSettings) -> TextSide:
         prompt_template=settings.prompt_template,
         chat=settings.chat,
     )
-    return TextSide(tokenizer, defaults, prompts)
+    try:
+        params = prompts.resolve_params({})
+    except ParamError as error:
+        raise UsageError(f"{error} (for model {settings.model})") from None
+    return TextSide(tokenizer, defaults, prompts, params)
 
 
 def open_device_side(settings: RunSettings, text: TextSide) -> DeviceSide:

@@ -1,0 +1,133 @@
+"""Rows of OpenAI's batch format: read into plain rows, and plain records answered in their shape.
+
+Knows no tokenizer and no engine. What a body asks for and this engine does not have is the row's error, never ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pagedbatch.errors import RowError
+from pagedbatch.job.messages import short
+from pagedbatch.params import READERS
+
+CHAT_URL = "/v1/chat/completions"
+COMPLETIONS_URL = "/v1/completions"
+
+_PASSED_ON = frozenset(READERS) - {"logprobs"} | {"messages", "prompt", "prompt_token_ids", "priority"}
+#: Of no consequence for an answer, or read below.
+_HARMLESS = {"model", "user", "metadata", "store", "service_tier", "stream_options", "parallel_tool_calls"}
+_READ_HERE = {"max_completion_tokens", "logprobs", "top_logprobs"}
+#: Values that ask for nothing.
+_NOTHING: tuple[Any, ...] = (None, False, [], {}, {"type": "text"}, "none")
+
+
+def is_batch_row(fields: Mapping[str, Any]) -> bool:
+    """Whether a row is OpenAI's: only such rows have a `custom_id`, or a `url` with a `body`."""
+    return "custom_id" in fields or ("url" in fields and "body" in fields)
+
+
+def plain_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the plain row that asks for the same.
+
+    Raises:
+        RowError: another endpoint or method, or the body asks for what can't be had.
+    """
+    url, method, body = fields.get("url"), fields.get("method", "POST"), fields.get("body")
+    if url not in (CHAT_URL, COMPLETIONS_URL):
+        raise RowError(f"url {short(url)} is not answered here: only {CHAT_URL} and {COMPLETIONS_URL} are")
+    if method != "POST":
+        raise RowError(f"method must be 'POST', got {short(method)}")
+    if not isinstance(body, Mapping):
+        raise RowError(f"body must be an object, got {short(body)}")
+    for name, value in body.items():
+        if name not in _PASSED_ON | _HARMLESS | _READ_HERE and value not in _NOTHING:
+            raise RowError(f"body.{name} = {short(value)} is not supported")
+    plain = {name: body[name] for name in _PASSED_ON if body.get(name) is not None}
+    if body.get("max_completion_tokens") is not None:
+        plain["max_tokens"] = body["max_completion_tokens"]
+    plain["logprobs"] = _chat_logprobs(body) if url == CHAT_URL else body.get("logprobs")
+    needed = "messages" if url == CHAT_URL else "prompt"
+    if needed not in plain and "prompt_token_ids" not in plain:
+        raise RowError(f"body has no {needed}")
+    if isinstance(plain.get("prompt"), list):
+        plain["prompt_token_ids"] = plain.pop("prompt")
+    return plain
+
+
+def _chat_logprobs(body: Mapping[str, Any]) -> Any:
+    """Chat says with a boolean whether, and with a number how many."""
+    wanted, top = body.get("logprobs"), body.get("top_logprobs")
+    if wanted not in (None, True, False):
+        raise RowError(f"body.logprobs must be true or false for chat, got {short(wanted)}")
+    return (0 if top is None else top) if wanted else None
+
+
+def answer(record: Mapping[str, Any], url: Any, model: str) -> dict[str, Any]:
+    """The plain record of a row as a line of OpenAI's output file. Its ids are made from the row number, not drawn."""
+    index, error = record["index"], record["error"]
+    if error is not None:
+        status, problem = 400, {"code": "invalid_request", "message": error}
+        body: dict[str, Any] = {"error": {"message": error, "type": "invalid_request_error", "code": None}}
+    else:
+        status, problem = 200, None
+        body = _chat_body(record) if url == CHAT_URL else _completion_body(record)
+        usage = record["usage"]
+        body |= {
+            "created": 0,
+            "model": model,
+            "usage": {
+                "prompt_tokens": usage["prompt_tokens"],
+                "completion_tokens": usage["completion_tokens"],
+                "total_tokens": usage["prompt_tokens"] + usage["completion_tokens"],
+                "prompt_tokens_details": {"cached_tokens": usage["cached_tokens"]},
+            },
+        }
+    return {
+        "id": f"batch_req_{index}",
+        "custom_id": record["id"],
+        "response": {"status_code": status, "request_id": f"row-{index}", "body": body},
+        "error": problem,
+    }
+
+
+def _chat_body(record: Mapping[str, Any]) -> dict[str, Any]:
+    choices = [
+        {
+            "index": output["index"],
+            "message": {"role": "assistant", "content": output["text"]},
+            "logprobs": output["logprobs"] and {"content": [_chat_token(token) for token in output["logprobs"]]},
+            "finish_reason": output["finish_reason"],
+        }
+        for output in record["outputs"]
+    ]
+    return {"id": f"chatcmpl-{record['index']}", "object": "chat.completion", "choices": choices}
+
+
+def _chat_token(token: Mapping[str, Any]) -> dict[str, Any]:
+    written = {"token": token["token"], "logprob": token["logprob"], "bytes": list(token["token"].encode())}
+    if "top_logprobs" in token:
+        written["top_logprobs"] = [_chat_token(other) for other in token["top_logprobs"]]
+    return written
+
+
+def _completion_body(record: Mapping[str, Any]) -> dict[str, Any]:
+    choices = [
+        {
+            "index": output["index"],
+            "text": output["text"],
+            "logprobs": output["logprobs"] and _completion_logprobs(output["logprobs"]),
+            "finish_reason": output["finish_reason"],
+        }
+        for output in record["outputs"]
+    ]
+    return {"id": f"cmpl-{record['index']}", "object": "text_completion", "choices": choices}
+
+
+def _completion_logprobs(tokens: list[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "tokens": [token["token"] for token in tokens],
+        "token_logprobs": [token["logprob"] for token in tokens],
+        "top_logprobs": [{other["token"]: other["logprob"] for other in token["top_logprobs"]} for token in tokens],
+    }
