@@ -12,10 +12,13 @@ from pagedbatch import __version__
 from pagedbatch.cli.doctor import doctor
 from pagedbatch.cli.report import report
 from pagedbatch.cli.run import run
-from pagedbatch.errors import PagedBatchError, UsageError
+from pagedbatch.errors import PagedBatchError, RunError, UsageError
 
 #: Typer's class of wrong-usage errors, under a public name's parents: it has no public name itself.
 _WrongUsage: type[Exception] = typer.BadParameter.__mro__[1]
+
+#: Set in the environment, errors come with their traceback.
+_TRACEBACK = "PAGEDBATCH_TRACEBACK"
 
 app = typer.Typer(
     name="pagedbatch",
@@ -50,7 +53,8 @@ def main() -> None:
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except PagedBatchError as error:
-        _fail(str(error), error.exit_code, error)
+        hint = f" ({_TRACEBACK}=1 shows where)" if isinstance(error, RunError) and error.__cause__ else ""
+        _fail(f"{error}{hint}", error.exit_code, error)
     except _WrongUsage as error:
         _fail(_usage_message(error), UsageError.exit_code, error)
     except BrokenPipeError as error:
@@ -64,7 +68,7 @@ def _usage_message(error: Exception) -> str:
 
 
 def _fail(message: str, exit_code: int, error: BaseException) -> None:
-    if os.environ.get("PAGEDBATCH_TRACEBACK"):
+    if os.environ.get(_TRACEBACK):
         raise error
     if message:  # none: the help was asked for by giving no command
         print(f"error: {message}", file=sys.stderr)

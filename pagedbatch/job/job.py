@@ -117,12 +117,11 @@ class _Run:
                 ui.notice(self._resume_hint())
                 raise
         stats = self._stats(loop, account)
+        self._write_stats(stats)
         if self.journal.num_finished < self.found.num_rows:
-            self._write_stats(stats)
             ui.notice(f"interrupted: {self._resume_hint()}")
             return JobResult(EXIT_INTERRUPTED, stats, self.paths)
-        self._write_output()
-        self._write_stats(stats)
+        self._write_output()  # last: while the journal is there, everything can be done again
         return JobResult(EXIT_ROWS_FAILED if self.journal.num_error else 0, stats, self.paths)
 
     def _stats(self, loop: RowLoop, account: MemoryAccount) -> dict[str, Any]:
