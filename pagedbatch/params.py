@@ -13,6 +13,8 @@ from typing import Any
 from pagedbatch.errors import ParamError
 
 DEFAULT_MAX_TOKENS = 256
+#: `length ** length_penalty` stays a number for every length up to a million tokens.
+MAX_LENGTH_PENALTY = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +73,14 @@ def _integer(name: str, value: Any) -> int:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ParamError(f"{name} must be a finite number, got {value!r}")
-    return float(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:
+            raise ParamError(f"{name} must be a finite number, got an integer that is too large for one") from None
+        if math.isfinite(number):
+            return number
+    raise ParamError(f"{name} must be a finite number, got {value!r}")
 
 
 def _boolean(name: str, value: Any) -> bool:
@@ -89,11 +96,17 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     return tuple(items)
 
 
+def _token_id(name: str, value: Any) -> int:
+    if _integer(name, value) < 0:
+        raise ParamError(f"{name}: {value} is not a token id")
+    return int(value)
+
+
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:
     items = [value] if isinstance(value, int) else value
     if not isinstance(items, (list, tuple)):
         raise ParamError(f"{name} must be a list of token ids, got {value!r}")
-    return tuple(_integer(name, item) for item in items)
+    return tuple(_token_id(name, item) for item in items)
 
 
 def _logit_bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
@@ -102,10 +115,10 @@ def _logit_bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
     pairs = []
     for key, bias in value.items():
         try:
-            token_id = int(key)
-        except (TypeError, ValueError):
+            token_id = int(key) if isinstance(key, str) else key
+        except ValueError:
             raise ParamError(f"{name}: {key!r} is not a token id") from None
-        pairs.append((token_id, _number(name, bias)))
+        pairs.append((_token_id(name, token_id), _number(name, bias)))
     return tuple(sorted(pairs))
 
 
@@ -184,6 +197,10 @@ def _check(p: GenerationParams) -> None:
         (p.logprobs is None or 0 <= p.logprobs <= 100, f"logprobs must lie between 0 and 100, got {p.logprobs}"),
         (p.repetition_penalty > 0, f"repetition_penalty must be above 0, got {p.repetition_penalty}"),
         (p.no_repeat_ngram_size >= 0, f"no_repeat_ngram_size must be 0 or more, got {p.no_repeat_ngram_size}"),
+        (
+            abs(p.length_penalty) <= MAX_LENGTH_PENALTY,
+            f"length_penalty must lie between -{MAX_LENGTH_PENALTY} and {MAX_LENGTH_PENALTY}, got {p.length_penalty}",
+        ),
     )
     for holds, message in bounds:
         if not holds:
