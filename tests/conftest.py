@@ -8,6 +8,9 @@ from pathlib import Path
 # Before torch is imported: the models here are far too small to gain from threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Before triton is imported, by whichever library comes first: without a GPU its kernels run in the interpreter.
+if not (Path("/dev/nvidia0").exists() or Path("/dev/kfd").exists()):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 

@@ -9,7 +9,7 @@ al., cascade inference, 2024). The merge and the further launch cost something, 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -56,7 +56,7 @@ def find_prefix_groups(
     """The groups worth sharing, disjoint and in row order; none where the plain pass is as good.
 
     Only whole blocks that stood before this step's tokens can be shared, so that no query sees less than the prefix.
-    Among nested prefixes (a system prompt, within it one prompt's samples) the cheaper level is taken; there is one
+    Among nested prefixes (a system prompt, within it one prompt's samples) the better level is taken; there is one
     level a row.
 
     Args:
@@ -82,10 +82,13 @@ def find_prefix_groups(
             run = runs.pop()
             run.inner.add(best)
             first_row = run.first_row
-            together = _gain(query_lens[first_row : row + 1], run.num_blocks * block_size, costs)
-            best = run.inner
-            if together > best.gain:
-                best = _Choice(together, [PrefixGroup(first_row, row + 1 - first_row, run.num_blocks)])
+
+            def group_of(first: int, end: int, num_blocks: int = run.num_blocks) -> _Choice:
+                gain = _gain(query_lens[first:end], num_blocks * block_size, costs)
+                return _Choice(gain, [PrefixGroup(first, end - first, num_blocks)])
+
+            # The best within this level, and at it what lies between; or all rows at it.
+            best = max(_fill_gaps(run.inner, first_row, row + 1, group_of), group_of(first_row, row + 1), key=_by_gain)
         if not blocks:
             chosen.add(best)
         elif runs and runs[-1].num_blocks == blocks:
@@ -114,6 +117,25 @@ class _OpenRun:
     first_row: int
     num_blocks: int
     inner: _Choice
+
+
+def _fill_gaps(choice: _Choice, first_row: int, end_row: int, group_of: Callable[[int, int], _Choice]) -> _Choice:
+    """`choice`, and a group for each stretch of [first_row, end_row) that it leaves out, where that saves anything."""
+    filled = _Choice()
+    next_row = first_row
+    for group in [*choice.groups, PrefixGroup(end_row, 0, 0)]:
+        between = group_of(next_row, group.first_row)
+        if between.gain > 0:
+            filled.add(between)
+        if group.num_rows:
+            filled.groups.append(group)
+        next_row = group.first_row + group.num_rows
+    filled.gain += choice.gain
+    return filled
+
+
+def _by_gain(choice: _Choice) -> float:
+    return choice.gain
 
 
 def _gain(query_lens: Sequence[int], prefix_len: int, costs: PrefixCosts) -> float:

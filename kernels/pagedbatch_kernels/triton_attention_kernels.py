@@ -196,14 +196,15 @@ def attention_kernel(
         peak = new_peak
 
     # A row without a visible key in this part has total 0: its result is 0 and its log-sum-exp -inf.
-    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    safe_total = tl.where(total == 0.0, 1.0, total)
+    result = acc / safe_total[:, None]
     tl.store(
         output_ptr + out_row[:, None] * stride_output_token + head[:, None] * stride_output_head + dim,
         result.to(output_ptr.dtype.element_ty),
         mask=row_ok[:, None] & dim_ok,
     )
     if lse_ptr is not None:
-        tl.store(lse_ptrs, peak + tl.log2(total), mask=row_ok)
+        tl.store(lse_ptrs, peak + tl.log2(safe_total), mask=row_ok)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_parts"])
