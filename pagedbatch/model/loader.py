@@ -60,7 +60,7 @@ def load_config(model: str, *, trust_remote_code: bool = False) -> Any:
     Raises:
         UsageError: there is no such model.
     """
-    with _one_line_errors(model):
+    with _one_line_errors(model), _quiet():
         config = AutoConfig.from_pretrained(**_source(model), trust_remote_code=trust_remote_code)
     return config.get_text_config(decoder=True)
 
@@ -71,7 +71,7 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Any:
     Raises:
         UsageError: there is no such model, or it has no tokenizer.
     """
-    with _one_line_errors(model):
+    with _one_line_errors(model), _quiet():
         return AutoTokenizer.from_pretrained(**_source(model), trust_remote_code=trust_remote_code)
 
 
@@ -90,7 +90,7 @@ def model_defaults(model: str, *, trust_remote_code: bool = False) -> ModelDefau
         generation = {name: value for name, value in found.items() if value is not None}
     return ModelDefaults(
         generation=generation,
-        eos_token_ids=_token_ids(generation_config.eos_token_id) or _token_ids(config.eos_token_id),
+        eos_token_ids=_token_ids(generation_config.eos_token_id) or _token_ids(getattr(config, "eos_token_id", None)),
         max_model_len=max_model_len(config),
         vocab_size=config.vocab_size,
     )
@@ -147,11 +147,16 @@ def _source(model: str) -> dict[str, str]:
 
 
 def _generation_config(model: str, config: Any) -> GenerationConfig:
+    """From the model's generation_config.json; where there is none, from its config. A broken one is an error."""
     source = _source(model)
-    if "gguf_file" not in source:
-        with contextlib.suppress(OSError):
-            return GenerationConfig.from_pretrained(source["pretrained_model_name_or_path"])
-    return GenerationConfig.from_model_config(config)
+    name = source["pretrained_model_name_or_path"]
+    with _one_line_errors(model), _quiet():
+        if "gguf_file" not in source and (Path(name) / "generation_config.json").is_file():
+            return GenerationConfig.from_pretrained(name)
+        if not Path(name).is_dir():
+            with contextlib.suppress(OSError):  # a repository on the Hub without one
+                return GenerationConfig.from_pretrained(name)
+        return GenerationConfig.from_model_config(config)
 
 
 def _token_ids(value: int | list[int] | None) -> frozenset[int]:
