@@ -42,7 +42,8 @@ def process_row(
         if params.no_repeat_ngram_size > 0:
             _forbid(scores, repeated_ngram_ends(everything, params.no_repeat_ngram_size))
     if position < params.min_tokens:
-        _forbid(scores, [*eos_token_ids, *params.stop_token_ids])
+        # Some models name end tokens past their vocabulary.
+        _forbid(scores, [i for i in (*eos_token_ids, *params.stop_token_ids) if i < len(scores)])
 
 
 def _forbid(scores: Tensor, token_ids: list[int]) -> None:
@@ -67,7 +68,7 @@ def penalise_presence(scores: Tensor, token_ids: list[int], presence: float, fre
 
 def repeated_ngram_ends(token_ids: list[int], size: int) -> list[int]:
     """Tokens that would complete an n-gram of `size` tokens that occurred before."""
-    start = token_ids[len(token_ids) - size + 1 :]
     if len(token_ids) < size:
         return []
+    start = token_ids[len(token_ids) - size + 1 :]
     return [token_ids[i + size - 1] for i in range(len(token_ids) - size + 1) if token_ids[i : i + size - 1] == start]

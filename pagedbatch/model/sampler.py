@@ -1,8 +1,9 @@
-"""From logits to token ids: one batched pass over the rows of a step. Knows no sequence, block or queue."""
+"""From logits to token ids: batched passes over the rows of a step. Knows no sequence, block or queue."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -10,19 +11,19 @@ from torch import Tensor
 
 from pagedbatch.model.philox import uniforms
 from pagedbatch.model.processors import changes_scores, process_row
-from pagedbatch.model.truncation import keep_likely
+from pagedbatch.model.selection import first_largest, largest
+from pagedbatch.model.truncation import keep_likely_
 from pagedbatch.outputs import BeamResult, BeamTask, SampleResult, SampleTask, SchedulerOutput, TopLogprobs
 
 NOT_NUMBERS = "the model's logits are not finite numbers (NaN or infinity) at this position"
+NOTHING_LEFT = "the row's settings leave no token to choose at this position"
 
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """Raw logits of the rows that need a token, and their log-normalisers."""
-
-    logits: Tensor  #: float32 [num_rows, vocab_size]
-    normalisers: Tensor  #: float32 [num_rows], logsumexp of each row
-    is_finite: list[bool]
+#: Logits worked on at once. On a CPU they stay in its caches, where a pass costs a fraction; on a GPU this only bounds
+#: the memory that a step needs.
+_LOGITS_AT_ONCE = {"cpu": 2**20, "cuda": 2**27}
+#: A divisor below this makes infinities of float32 logits, and all above it that is this small is greedy.
+_LEAST_TEMPERATURE = 1e-30
+_SPAN = 256
 
 
 class Sampler:
@@ -37,163 +38,179 @@ class Sampler:
             logits: [num_rows, vocab_size], rows in the order of `input_batch.rows_needed(step)`.
             step: the tasks.
         """
-        logits = logits.float()
-        normalisers = logits.logsumexp(dim=-1)
-        scored = Scored(logits, normalisers, torch.isfinite(normalisers).tolist())
-        num_samples = len(step.samples)
-        samples = self._sample(step.samples, scored) if step.samples else []
-        beams, row = [], num_samples
+        rows_at_once = max(1, _LOGITS_AT_ONCE[logits.device.type] // logits.shape[1])
+        samples: list[SampleResult] = []
+        for start in range(0, len(step.samples), rows_at_once):
+            tasks = step.samples[start : start + rows_at_once]
+            samples += self._sample(tasks, logits[start : start + len(tasks)].float())
+        beams, row = [], len(step.samples)
         for task in step.beams:
-            beams.append(self._rank(task, scored, range(row, row + len(task.rows))))
+            beams.append(self._rank(task, logits[row : row + len(task.rows)].float()))
             row += len(task.rows)
         return samples, beams
 
     # --- samples -------------------------------------------------------------------------------------------------
 
-    def _sample(self, tasks: list[SampleTask], scored: Scored) -> list[SampleResult]:
-        raw = scored.logits[: len(tasks)]
-        scores = self._processed(tasks, raw)
+    def _sample(self, tasks: list[SampleTask], raw: Tensor) -> Iterator[SampleResult]:
+        normalisers = log_normalisers(raw)
+        scores, errors = self._processed(tasks, raw, normalisers)
         row_of_draw = np.repeat(np.arange(len(tasks)), [len(task.sample_indices) for task in tasks])
         drawn = self._draw(tasks, scores, row_of_draw)
 
         rows = torch.from_numpy(row_of_draw).to(raw.device)
-        logprobs = (raw[rows, drawn] - scored.normalisers[rows]).tolist()
-        token_ids = drawn.tolist()
-        tops = _top_logprobs([task.params.logprobs for task in tasks], raw, scored.normalisers[: len(tasks)])
-        results, start = [], 0
-        for i, task in enumerate(tasks):
-            stop = start + len(task.sample_indices)
-            top = tops[i]
-            results.append(
-                SampleResult(
-                    token_ids=token_ids[start:stop],
-                    logprobs=logprobs[start:stop],
-                    top_logprobs=None if top is None else [top] * (stop - start),
-                    error=None if scored.is_finite[i] else NOT_NUMBERS,
-                )
+        logprobs = iter((raw[rows, drawn] - normalisers[rows]).tolist())
+        token_ids = iter(drawn.tolist())
+        tops = _top_logprobs([task.params.logprobs for task in tasks], raw, normalisers)
+        for task, top, error in zip(tasks, tops, errors, strict=True):
+            yield SampleResult(
+                token_ids=[next(token_ids) for _ in task.sample_indices],
+                logprobs=[next(logprobs) for _ in task.sample_indices],
+                top_logprobs=None if top is None else [top] * len(task.sample_indices),
+                error=error,
             )
-            start = stop
-        return results
 
-    def _processed(self, tasks: list[SampleTask], raw: Tensor) -> Tensor:
-        """The scores after every control, in a new tensor if any control changes them."""
+    def _processed(self, tasks: list[SampleTask], raw: Tensor, normalisers: Tensor) -> tuple[Tensor, list[str | None]]:
+        """The scores after every control, in a new tensor if any control changes them; and what is wrong with a row.
+
+        A row that is wrong has harmless numbers instead, so that nothing below must think of it.
+        """
+        errors: list[str | None] = [None if ok else NOT_NUMBERS for ok in torch.isfinite(normalisers).tolist()]
         changed = [i for i, task in enumerate(tasks) if changes_scores(task.params, task.position)]
-        if not changed:
-            return raw
+        if not changed and not any(errors):
+            return raw, errors
         scores = raw.clone()
         for i in changed:
             task = tasks[i]
             process_row(scores[i], task.params, task.position, task.history, self._eos_token_ids)
-        return scores
+        possible = torch.isfinite(scores.amax(dim=-1)).tolist()
+        errors = [error or (None if ok else NOTHING_LEFT) for error, ok in zip(errors, possible, strict=True)]
+        for i, error in enumerate(errors):
+            if error:
+                scores[i] = 0.0
+        return scores, errors
 
     def _draw(self, tasks: list[SampleTask], scores: Tensor, row_of_draw: np.ndarray) -> Tensor:
         """Token ids [num_draws], int64: the most likely at temperature 0, else drawn."""
+        device = scores.device
         is_random = np.array([task.params.temperature > 0 for task in tasks])
-        drawn = scores.argmax(dim=-1)[torch.from_numpy(row_of_draw).to(scores.device)]
-        if not is_random.any():
-            return drawn
-        random_rows = np.flatnonzero(is_random)
-        weights = self._weights([tasks[i] for i in random_rows], scores[torch.from_numpy(random_rows)])
-
-        draws = np.flatnonzero(is_random[row_of_draw])
-        keys = np.array([tasks[row_of_draw[d]].rng_key for d in draws], np.uint64)
-        indices = np.concatenate([tasks[i].sample_indices for i in random_rows]).astype(np.uint64)
-        positions = np.array([tasks[row_of_draw[d]].position for d in draws], np.uint64)
-        points = torch.from_numpy(uniforms(keys, indices, positions)).to(scores.device)
-        row_of_weights = torch.from_numpy(np.searchsorted(random_rows, row_of_draw[draws])).to(scores.device)
-        drawn[torch.from_numpy(draws).to(scores.device)] = invert_cdf(weights, row_of_weights, points)
+        drawn = torch.empty(len(row_of_draw), dtype=torch.int64, device=device)
+        for kind, pick in ((False, _most_likely), (True, _drawn)):
+            rows = np.flatnonzero(is_random == kind)
+            if len(rows) == 0:
+                continue
+            draws = np.flatnonzero(is_random[row_of_draw] == kind)
+            own = scores if len(rows) == len(tasks) else scores[torch.from_numpy(rows).to(device)]
+            row_of_own = torch.from_numpy(np.searchsorted(rows, row_of_draw[draws])).to(device)
+            drawn[torch.from_numpy(draws).to(device)] = pick([tasks[i] for i in rows], own, row_of_own)
         return drawn
-
-    @staticmethod
-    def _weights(tasks: list[SampleTask], scores: Tensor) -> Tensor:
-        """Unnormalised probabilities [num_rows, vocab_size] after temperature, top-k, top-p and min-p."""
-
-        def column(name: str) -> Tensor:
-            values = [getattr(task.params, name) for task in tasks]
-            return torch.tensor(values, dtype=torch.float32, device=scores.device).unsqueeze(1)
-
-        weights = torch.softmax(scores / column("temperature"), dim=-1)
-        top_k = [task.params.top_k if task.params.top_k > 0 else weights.shape[1] for task in tasks]
-        weights = keep_likely(weights, top_k, [task.params.top_p for task in tasks])
-        if any(task.params.min_p > 0 for task in tasks):
-            floor = weights.amax(dim=-1, keepdim=True) * column("min_p")
-            weights = weights.masked_fill(weights < floor, 0.0)
-        return weights
 
     # --- beams ---------------------------------------------------------------------------------------------------
 
-    def _rank(self, task: BeamTask, scored: Scored, rows: range) -> BeamResult:
+    def _rank(self, task: BeamTask, raw: Tensor) -> BeamResult:
         """The best continuations of one group's beams, all beams ranked jointly by summed logprob."""
-        if not all(scored.is_finite[row] for row in rows):
+        logprobs = raw.log_softmax(dim=-1)
+        if not bool(torch.isfinite(logprobs.amax(dim=-1)).all()):
             return BeamResult([], [], [], [], error=NOT_NUMBERS)
-        here = slice(rows.start, rows.stop)
-        raw, normalisers = scored.logits[here], scored.normalisers[here]
-        logprobs = raw - normalisers.unsqueeze(1)
+        tops = _top_logprobs([task.params.logprobs] * len(raw), logprobs, logprobs.new_zeros(len(raw)))
         if changes_scores(task.params, task.position):
             for i, row in enumerate(logprobs):
                 history = None if task.histories is None else task.histories[i]
                 process_row(row, task.params, task.position, history, self._eos_token_ids)
         sums = logprobs + torch.tensor(task.scores, dtype=torch.float32, device=raw.device).unsqueeze(1)
-        best = sums.flatten().topk(min(task.num_candidates, sums.numel()))
-        possible = torch.isfinite(best.values)  # a control may rule continuations out altogether
-        flat = best.indices[possible]
+        scores, candidates = largest(sums.view(1, -1), min(task.num_candidates, sums.numel()))
+        possible = torch.isfinite(scores)  # a control may rule continuations out altogether
+        flat = candidates[possible]
         return BeamResult(
             parents=(flat // raw.shape[1]).tolist(),
             token_ids=(flat % raw.shape[1]).tolist(),
-            scores=best.values[possible].tolist(),
+            scores=scores[possible].tolist(),
             logprobs=logprobs.flatten()[flat].tolist(),
-            top_logprobs=_all_or_none(_top_logprobs([task.params.logprobs] * len(rows), raw, normalisers)),
+            top_logprobs=None if task.params.logprobs is None else [top or [] for top in tops],
         )
+
+
+def log_normalisers(logits: Tensor) -> Tensor:
+    """The logsumexp of each row of float32 [num_rows, vocab_size]; not finite where the row holds NaN or infinity.
+
+    By way of softmax, which torch does several times as fast on a CPU.
+    """
+    return logits.amax(dim=-1) - logits.softmax(dim=-1).amax(dim=-1).log()
+
+
+def _most_likely(tasks: list[SampleTask], scores: Tensor, rows: Tensor) -> Tensor:
+    """The likeliest token of the row of each draw, the lowest id among equals: int64 [num_draws]."""
+    return first_largest(scores)[rows]
+
+
+def _drawn(tasks: list[SampleTask], scores: Tensor, rows: Tensor) -> Tensor:
+    """A token for each sample index of each task, one after the other: int64 [num_draws].
+
+    Args:
+        tasks: one a row of `scores`.
+        rows: int64 [num_draws], the row of each draw.
+    """
+    temperatures = [max(task.params.temperature, _LEAST_TEMPERATURE) for task in tasks]
+    weights = keep_likely_(
+        torch.softmax(scores / torch.tensor(temperatures, device=scores.device).unsqueeze(1), dim=-1),
+        [task.params.top_k for task in tasks],
+        [task.params.top_p for task in tasks],
+        [task.params.min_p for task in tasks],
+    )
+    counters = [(task.rng_key, index, task.position) for task in tasks for index in task.sample_indices]
+    keys, indices, positions = np.array(counters, np.uint64).T
+    return invert_cdf(weights, rows, torch.from_numpy(uniforms(keys, indices, positions)).to(scores.device))
 
 
 def invert_cdf(weights: Tensor, rows: Tensor, points: Tensor) -> Tensor:
     """For each draw, the token at which the running sum of its row's weights passes `point * total`.
 
-    Summed in vocabulary order, in float64, over spans first and then within one span: the vocabulary is read once and
-    never sorted. Vocabulary order keeps a draw stable when two weights are nearly equal.
+    Summed in vocabulary order, over spans first and then within one span: the vocabulary is read once and never sorted.
+    Vocabulary order keeps a draw stable when two weights are nearly equal.
 
     Args:
-        weights: float32 [num_rows, vocab_size], not negative.
+        weights: float32 [num_rows, vocab_size], not negative, some positive in each row.
         rows: int64 [num_draws], the row of each draw.
         points: float64 [num_draws] in [0, 1).
 
     Returns:
         int64 [num_draws], token ids of positive weight.
     """
-    span = 256
-    padding = -weights.shape[1] % span
+    padding = -weights.shape[1] % _SPAN
     padded = torch.nn.functional.pad(weights, (0, padding)) if padding else weights
-    spans = padded.view(weights.shape[0], -1, span)
-    span_ends = spans.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)[rows]
-    targets = (points * span_ends[:, -1]).unsqueeze(1)
+    spans = padded.view(weights.shape[0], -1, _SPAN)
+    span_ends = spans.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)[rows]
+    totals = span_ends[:, -1]
+    # A point next to 1 must not round up to the total, where no token is left.
+    targets = torch.minimum(points * totals, torch.nextafter(totals, torch.zeros_like(totals))).unsqueeze(1)
     # right=True skips what has no weight: the first running sum strictly above the target.
-    chosen = torch.searchsorted(span_ends, targets, right=True).clamp_(max=span_ends.shape[1] - 1)
-    before = torch.where(chosen > 0, span_ends.gather(1, (chosen - 1).clamp_(min=0)), 0.0)
+    chosen = torch.searchsorted(span_ends, targets, right=True)
+    before = torch.where(chosen > 0, span_ends.gather(1, (chosen - 1).clamp(min=0)), 0.0)
     within = spans[rows, chosen.squeeze(1)].double()
     ends = before + within.cumsum(dim=-1)
     offset = torch.searchsorted(ends, targets, right=True)
-    # Rounding may leave the target at the very end of the span: then the last token with weight is meant.
-    position = torch.arange(span, device=weights.device)
+    # The span's own sum may be rounded up a little above `ends`: then its last token with weight is meant.
+    position = torch.arange(_SPAN, device=weights.device)
     last = torch.where(within > 0, position, -1).amax(dim=-1, keepdim=True)
-    return (chosen * span + torch.minimum(offset, last)).squeeze(1)
+    return (chosen * _SPAN + torch.minimum(offset, last)).squeeze(1)
 
 
-def _top_logprobs(wanted: list[int | None], raw: Tensor, normalisers: Tensor) -> list[TopLogprobs | None]:
-    """The most likely tokens of each row that asked for them, raw (before every control)."""
+def _top_logprobs(wanted: list[int | None], scores: Tensor, normalisers: Tensor) -> list[TopLogprobs | None]:
+    """The most likely tokens of each row that asked for them; what can't come at all is left out.
+
+    Args:
+        wanted: how many, for each row; None: not asked.
+        scores: float32 [num_rows, vocab_size], raw (before every control).
+        normalisers: float32 [num_rows]; a logprob is a score less this.
+    """
     asked = [i for i, count in enumerate(wanted) if count is not None]
     tops: list[TopLogprobs | None] = [None] * len(wanted)
     if not asked:
         return tops
-    most = max(wanted[i] or 0 for i in asked)
-    index = torch.tensor(asked, device=raw.device)
-    values, token_ids = raw[index].topk(most)
+    most = min(max(wanted[i] or 0 for i in asked), scores.shape[1])
+    index = torch.tensor(asked, device=scores.device)
+    values, token_ids = largest(scores[index], most)
     logprobs = (values - normalisers[index].unsqueeze(1)).tolist()
     for i, ids, row in zip(asked, token_ids.tolist(), logprobs, strict=True):
-        count = wanted[i]
-        tops[i] = list(zip(ids[:count], row[:count], strict=True))
+        pairs = zip(ids[: wanted[i]], row, strict=False)
+        tops[i] = [(token_id, logprob) for token_id, logprob in pairs if logprob > -math.inf]
     return tops
-
-
-def _all_or_none(tops: list[TopLogprobs | None]) -> list[TopLogprobs] | None:
-    found = [top for top in tops if top is not None]
-    return found or None

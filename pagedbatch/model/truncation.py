@@ -1,54 +1,129 @@
-"""Top-k and top-p without sorting the vocabulary: only as many likely tokens are ranked as a row needs."""
+"""Top-k, top-p and min-p without sorting the vocabulary: only tokens near a border are ranked. The result is exact."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-#: Tokens ranked first; rows whose nucleus is larger are ranked again with `_GROWTH` times as many.
+from pagedbatch.model.selection import largest
+
+#: Tokens ranked at first: the whole nucleus of most rows of a language model.
 _FIRST_LOOK = 128
-_GROWTH = 8
+#: The leading bits of a weight in [0, 1] that name its bucket: its exponent and 6 bits of its fraction.
+_BUCKET_SHIFT = 17
+_NUM_BUCKETS = (0x3F800000 >> _BUCKET_SHIFT) + 2  # 0x3F800000 is 1.0, and rounding may lift a weight above it
 
 
-def keep_likely(weights: Tensor, top_k: list[int], top_p: list[float]) -> Tensor:
-    """Sets to zero what top-k, and then top-p among the rest, leave out.
+def keep_likely_(weights: Tensor, top_k: list[int], top_p: list[float], min_p: list[float]) -> Tensor:
+    """Sets to zero, in place, what top-k, then top-p, then min-p leave out.
 
-    A token stays while the probability of those before it is below `top_p`, so that at least one stays; probabilities
-    are taken after top-k, as in Hugging Face's warpers (top-p: Holtzman et al., arXiv 1904.09751).
+    The meaning is that of Hugging Face's warpers in their order. Top-k keeps what is at least as likely as the k-th
+    token. Top-p keeps a token while those before it hold less than `top_p` of what top-k kept, so that at least one
+    stays; among equals the lower id comes first (Holtzman et al., arXiv 1904.09751). Min-p keeps what has at least
+    `min_p` times the weight of the likeliest. A row's result does not depend on the other rows.
 
     Args:
         weights: float32 [num_rows, vocab_size], each row summing to 1.
-        top_k: tokens to keep in each row; vocab_size keeps all.
+        top_k: tokens to keep in each row; 0 or less, or vocab_size and more, keeps all.
         top_p: probability to keep in each row; 1.0 keeps all.
+        min_p: share of the likeliest token's weight; 0.0 keeps all.
 
     Returns:
-        Weights of the same shape, not normalised; `weights` itself where nothing is left out.
+        `weights`, not normalised again.
     """
     vocab_size = weights.shape[1]
-    pending = [i for i, (k, p) in enumerate(zip(top_k, top_p, strict=True)) if k < vocab_size or p < 1.0]
-    if not pending:
-        return weights
-    kept = weights.clone()
-    look = max([_FIRST_LOOK, *(k for k in top_k if k < vocab_size)])
-    while pending:
-        look = min(look, vocab_size)
-        rows = torch.tensor(pending, device=weights.device)
-        limits = torch.tensor([[top_k[i]] for i in pending], device=weights.device)
-        shares = torch.tensor([[top_p[i]] for i in pending], dtype=torch.float64, device=weights.device)
+    looks: dict[int, list[int]] = {}  # how many tokens to rank -> rows
+    for row, (k, p) in enumerate(zip(top_k, top_p, strict=True)):
+        if 0 < k < vocab_size or p < 1.0:
+            look = _FIRST_LOOK
+            while look <= k < vocab_size:  # one more than k, to see ties with the k-th
+                look *= 2
+            looks.setdefault(min(look, vocab_size), []).append(row)
+    for look, rows in looks.items():
+        _keep_nucleus_(weights, rows, [top_k[row] for row in rows], [top_p[row] for row in rows], look)
+    if any(p > 0 for p in min_p):
+        floors = weights.amax(dim=-1, keepdim=True) * torch.tensor(min_p, device=weights.device).unsqueeze(1)
+        _zero_below_(weights, floors)
+    return weights
 
-        ranked, token_ids = weights[rows].topk(look)
-        in_top_k = torch.arange(look, device=weights.device) < limits
-        mass = torch.where(in_top_k, ranked, 0.0).cumsum(dim=-1, dtype=torch.float64)
-        # Where top-k does not bind, the row's whole probability counts, which is 1.
-        total = torch.where(limits < vocab_size, mass[:, -1:], 1.0)
-        stays = in_top_k & ((mass - ranked) < shares * total)
-        # The first look covers every top-k; a nucleus is settled when the last token ranked lies outside of it.
-        settled = (limits[:, 0] < vocab_size) | ~stays[:, -1]
-        if look == vocab_size:
-            settled[:] = True
 
-        done = rows[settled]
-        kept[done] = torch.zeros_like(kept[done]).scatter_(1, token_ids[settled], (ranked * stays)[settled])
-        pending = rows[~settled].tolist()
-        look *= _GROWTH
-    return kept
+def _keep_nucleus_(weights: Tensor, rows: list[int], top_k: list[int], top_p: list[float], look: int) -> None:
+    """Top-k and top-p of some rows. The `look` likeliest tokens are ranked; that settles most rows."""
+    device, vocab_size = weights.device, weights.shape[1]
+    index = torch.tensor(rows, device=device)
+    binding = [0 < k < vocab_size for k in top_k]
+    has_top_k = torch.tensor(binding, device=device).unsqueeze(1)
+    last_rank = torch.tensor([k - 1 if binds else 0 for k, binds in zip(top_k, binding, strict=True)], device=device)
+    shares = torch.tensor(top_p, dtype=torch.float64, device=device).unsqueeze(1)
+
+    chosen = weights if len(rows) == len(weights) else weights[index]
+    ranked, token_ids = _ranked(*largest(chosen, look))
+    floors = torch.where(has_top_k, ranked.gather(1, last_rank.unsqueeze(1)), 0.0)
+    in_top_k = ranked >= floors
+    mass = (ranked * in_top_k).cumsum(dim=-1, dtype=torch.float64)
+    # Where top-k does not bind, the row's whole probability counts, which is 1.
+    stays = in_top_k & ((mass - ranked < shares * torch.where(has_top_k, mass[:, -1:], 1.0)) | (shares == 1.0))
+    # Settled when the last token that stays is likelier than the last one seen: all its equals were seen then.
+    lightest = ranked.gather(1, stays.sum(dim=-1, keepdim=True) - 1)
+    settled = (lightest > ranked[:, -1:]).squeeze(1) if look < vocab_size else torch.ones_like(index, dtype=torch.bool)
+
+    kept = (ranked * stays)[settled]
+    weights[index[settled]] = weights.new_zeros(len(kept), vocab_size).scatter_(1, token_ids[settled], kept)
+    open_rows = ~settled
+    if open_rows.any():
+        still = index[open_rows]
+        wide = _zero_below_(weights[still], floors[open_rows])
+        weights[still] = _keep_wide_nucleus_(wide, shares[open_rows])
+
+
+def _keep_wide_nucleus_(weights: Tensor, shares: Tensor) -> Tensor:
+    """Top-p of rows whose nucleus is large: weighs buckets of like tokens, then ranks those of one bucket.
+
+    Args:
+        weights: float32 [num_rows, vocab_size].
+        shares: float64 [num_rows, 1], probability to keep of each row's sum.
+    """
+    num_rows = weights.shape[0]
+    # Bits of positive floats rise with their values.
+    buckets = weights.view(torch.int32) >> _BUCKET_SHIFT
+    first_bucket = torch.arange(num_rows, dtype=torch.int32, device=weights.device).unsqueeze(1) * _NUM_BUCKETS
+    masses = torch.bincount(
+        (buckets + first_bucket).flatten(), weights.double().flatten(), minlength=num_rows * _NUM_BUCKETS
+    ).view(num_rows, _NUM_BUCKETS)
+    from_here_up = masses.flip(-1).cumsum(dim=-1).flip(-1)
+    targets = torch.where(shares < 1.0, shares * from_here_up[:, :1], torch.inf)
+    # The lowest bucket with less than the target above it holds the border.
+    above = from_here_up - masses
+    border = (above >= targets).sum(dim=-1, keepdim=True)
+
+    rows, token_ids = (buckets == border).nonzero(as_tuple=True)
+    counts = torch.bincount(rows, minlength=num_rows)
+    column = torch.arange(len(rows), device=weights.device) - (counts.cumsum(0) - counts)[rows]
+    width = int(counts.max())
+    near = weights.new_zeros(num_rows, width)
+    near[rows, column] = weights[rows, token_ids]
+    near_ids = torch.zeros_like(near, dtype=torch.int64)
+    near_ids[rows, column] = token_ids
+
+    ranked, ranked_ids = _ranked(near, near_ids)
+    before = above.gather(1, border) + ranked.cumsum(dim=-1, dtype=torch.float64) - ranked
+    leaves = (before >= targets) & (ranked > 0)
+    # Below the border nothing stays, above it everything does.
+    lower_edge = (border.int() << _BUCKET_SHIFT).view(torch.float32)
+    _zero_below_(weights, lower_edge)
+    leaving_rows, leaving_columns = leaves.nonzero(as_tuple=True)
+    weights[leaving_rows, ranked_ids[leaving_rows, leaving_columns]] = 0.0
+    return weights
+
+
+def _ranked(values: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Values in falling order with their token ids; among equals, lower ids first."""
+    token_ids, order = token_ids.sort(dim=-1)
+    values, by_value = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
+    return values, token_ids.gather(1, by_value)
+
+
+def _zero_below_(weights: Tensor, floors: Tensor) -> Tensor:
+    """Sets weights below their row's floor to zero, in place."""
+    # In floats throughout: on a CPU, masks of bools take many times as long.
+    return weights.mul_(torch.ge(weights, floors, out=torch.empty_like(weights)))
