@@ -10,10 +10,12 @@ from pagedbatch.errors import UnsupportedModelError
 #: each with Hugging Face's own attention.
 # fmt: off
 SUPPORTED_MODEL_TYPES = frozenset({
-    "apertus", "arcee", "bitnet", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm",
-    "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "gptj", "granite", "helium", "hunyuan_v1_dense", "llama",
-    "ministral", "mistral", "mixtral", "nemotron", "olmo2", "olmo3", "opt", "phi", "phi3", "qwen2", "qwen3",
-    "qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2",
+    "afmoe", "apertus", "arcee", "bitnet", "cohere", "cohere2", "cwm", "ernie4_5", "ernie4_5_moe", "exaone4",
+    "flex_olmo", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox",
+    "gpt_oss", "gptj", "granite", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "jais2", "llama", "minimax_m2",
+    "ministral", "mistral", "mixtral", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi",
+    "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2",
+    "vaultgemma",
 })
 # fmt: on
 
