@@ -106,7 +106,8 @@ def definition(logits: Tensor, p: GenerationParams) -> np.ndarray:
         before += odds[i]
     result = np.zeros(len(odds))
     result[kept] = [odds[i] for i in kept]
-    return np.divide(result, result.sum())
+    probabilities: np.ndarray = result / result.sum()
+    return probabilities
 
 
 @pytest.mark.parametrize(
