@@ -37,6 +37,7 @@ class FakeRunner:
             self.pool[dst] = list(self.pool[src])
         written: set[int] = set()
         for scheduled in step.sequences:
+            assert scheduled.token_ids, "a row without tokens"
             for i, token in enumerate(scheduled.token_ids):
                 position = scheduled.context_len + i
                 block_id = scheduled.block_table[position // self.block_size]

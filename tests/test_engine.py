@@ -163,11 +163,12 @@ def test_counters_add_up() -> None:
     assert counters.swapped_in_blocks == sum(len(step.swap_in) for step in run.steps)
 
 
-def test_outputs_are_numbered_from_the_first_sample() -> None:
-    [output] = fake_run([request(0, 3, n=5, max_tokens=6)]).outputs.values()
-    assert [each.index for each in output.outputs] == [0, 1, 2, 3, 4]
-    alone = [fake_run([request(0, 3, n=n, max_tokens=6)]).outputs[0].outputs for n in (2, 3)]
-    assert [alone[0], alone[1]] == [output.outputs[:2], output.outputs[:3]], "a sample depends on how many others"
+@pytest.mark.parametrize("prompt", [1, 2, 3, 4])
+def test_a_sample_depends_on_its_index_and_not_on_the_others(prompt: int) -> None:
+    five, two = (fake_run([request(0, prompt, n=n, max_tokens=50)]).outputs[0].outputs for n in (5, 2))
+    assert [output.index for output in five] == [0, 1, 2, 3, 4]
+    assert len({len(output.token_ids) for output in five}) > 1, "they should not end together"
+    assert five[:2] == two
 
 
 @pytest.mark.parametrize("num_blocks", range(11, 16))

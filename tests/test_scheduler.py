@@ -215,12 +215,14 @@ def test_a_group_comes_back_with_its_sharing(mode: str, prefix_cache: bool) -> N
 
 def test_an_interrupted_rebuild_is_not_swapped_and_starts_again() -> None:
     batch = [long_request(0, 4, max_tokens=60), long_request(1, 4, n=3, max_tokens=30)]
-    run = fake_engine(num_blocks=60, max_num_batched_tokens=4, num_swap_blocks=8, preemption="swap")
+    run = fake_engine(
+        num_blocks=60, max_num_batched_tokens=4, num_swap_blocks=10, preemption="swap", prefix_cache=False
+    )
     run.add(*batch)
     for _ in range(20):
         run.step()
     take_all_blocks(run)
-    until_preemption(run)  # too large for the host pool
+    until_preemption(run)  # the whole group is too large for the host pool, the half is not
     give_back(run)
     run.step()
     assert run.running_ids() == [0, 1]

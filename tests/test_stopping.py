@@ -105,6 +105,11 @@ def test_a_character_of_many_bytes_matches_when_it_is_whole() -> None:
     assert run([*tokens_of("x\N{PILE OF POO}" * 3)], stop=("x\N{PILE OF POO}x",)) == (6, stopped("x\N{PILE OF POO}x"))
 
 
+@pytest.mark.parametrize("stop", ["a" * 40, "\N{PILE OF POO}" * 10])
+def test_a_long_stop_string_matches(stop: str) -> None:
+    assert run(tokens_of("b" + stop + "b"), stop=(stop,)) == (len(stop.encode()) + 1, stopped(stop))
+
+
 def test_the_match_that_begins_first_is_named() -> None:
     assert run([piece("xaby")], stop=("by", "ab", "y")) == (1, stopped("ab"))
     assert run([piece("xaby")], stop=("xaby", "xa")) == (1, stopped("xa"))
@@ -117,7 +122,8 @@ def test_tokens_that_show_nothing_do_not_hide_a_match() -> None:
 def test_a_stop_string_that_was_complete_before_min_tokens_does_not_end_the_output() -> None:
     assert run(tokens_of("a.bcdef.g"), stop=(".",), min_tokens=4) == (8, stopped("."))
     assert run(tokens_of("ab..c"), stop=("..",), min_tokens=4) == (4, stopped(".."))
-    assert run([*tokens_of("€x")[:3], *tokens_of("x")], stop=("€x",), min_tokens=4) == (4, stopped("€x"))
+    assert run(tokens_of("x€x"), stop=("€",), min_tokens=4) == (4, stopped("€"))
+    assert run(tokens_of("€x"), stop=("€", "€x"), min_tokens=4) == (4, stopped("€x"))
 
 
 @given(
