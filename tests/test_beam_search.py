@@ -14,6 +14,9 @@ from pagedbatch.engine.beam_search import length_penalised, num_candidates, sele
 from pagedbatch.params import GenerationParams
 
 
+EARLY_STOPPING: list[bool | str] = [False, True, "never"]
+
+
 @dataclass(frozen=True)
 class Step:
     """The arguments of `select`."""
@@ -32,7 +35,7 @@ def steps(draw: st.DrawFn) -> Step:
     params = GenerationParams(
         num_beams=num_beams,
         length_penalty=draw(st.sampled_from([-1.5, -1.0, 0.0, 0.5, 1.0, 2.0])),
-        early_stopping=draw(st.sampled_from([False, True, "never"])),
+        early_stopping=draw(st.sampled_from(EARLY_STOPPING)),
     )
     # Quarters make ties frequent.
     scores = sorted(draw(st.lists(st.integers(-80, 0), min_size=1, max_size=3 * num_beams)), reverse=True)
@@ -64,7 +67,7 @@ def test_select_follows_its_rules(step: Step) -> None:
     hypotheses += [
         (step.scores[i] / step.length**penalty, "new", i) for i in range(min(k, len(step.scores))) if step.ends[i]
     ]
-    best = []
+    best: list[tuple[float, str, int]] = []
     while hypotheses and len(best) < k:
         top = max(score for score, _, _ in hypotheses)
         best.append(next(each for each in hypotheses if each[0] == top))
@@ -115,7 +118,7 @@ def test_when_a_search_is_over() -> None:
 
 @given(
     num_beams=st.integers(2, 5),
-    early_stopping=st.sampled_from([False, True, "never"]),
+    early_stopping=st.sampled_from(EARLY_STOPPING),
     length_penalty=st.sampled_from([-1.0, 0.0, 1.0, 2.0]),
     prompt=st.lists(st.integers(1, 10), min_size=1, max_size=6),
     data=st.data(),
@@ -123,7 +126,7 @@ def test_when_a_search_is_over() -> None:
 def test_hypotheses_are_distinct_sorted_and_scored(
     num_beams: int, early_stopping: bool | str, length_penalty: float, prompt: list[int], data: st.DataObject
 ) -> None:
-    params = {"early_stopping": early_stopping, "length_penalty": length_penalty}
+    params: dict[str, Any] = {"early_stopping": early_stopping, "length_penalty": length_penalty}
     n = data.draw(st.integers(1, num_beams))
     row = request(0, prompt, num_beams=num_beams, n=n, max_tokens=data.draw(st.integers(2, 15)), **params)
     outputs = fake_run([row]).outputs[0].outputs

@@ -13,14 +13,14 @@ from pagedbatch.params import READERS, GenerationParams, resolve
 
 WRONG_TYPES: list[tuple[str, Any]] = [
     *((name, value) for name in ("n", "num_beams", "seed", "max_tokens", "top_k") for value in (True, "3", 2.0, [1])),
-    *((name, value) for name in ("temperature", "top_p", "length_penalty") for value in (True, "0.5", [1.0], {})),
+    *((name, value) for name in ("temperature", "top_p", "length_penalty") for value in (True, "0.5", [1.0], {"a": 1})),
     *(("temperature", value) for value in (float("nan"), float("inf"), 10**400)),
     *(("stop", value) for value in (3, "", ["a", ""], [1], {"a": 1})),
     *(("stop_token_ids", value) for value in ("3", [1.0], [True], True, -1, [-1])),
     *(("logit_bias", value) for value in ([1], {"a": 1.0}, {"1": "x"}, {"-1": 1.0}, {1.5: 1.0}, {"1": float("inf")})),
     *(("ignore_eos", value) for value in (1, "true")),
     *(("logprobs", value) for value in (True, 1.0, "1")),
-    *(("early_stopping", value) for value in (1, "sometimes", [])),
+    *(("early_stopping", value) for value in (1, "sometimes", [True])),
 ]
 
 OUT_OF_BOUNDS: list[tuple[str, Any]] = [

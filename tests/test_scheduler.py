@@ -103,7 +103,7 @@ def test_the_sequence_budget_holds_before_samples_fork() -> None:
 
 
 @pytest.mark.parametrize("budget", [{"max_num_seqs": 2}, {"max_num_batched_tokens": 3}], ids=str)
-def test_a_group_wider_than_a_budget_runs_alone(budget: dict[str, int]) -> None:
+def test_a_group_wider_than_a_budget_runs_alone(budget: dict[str, Any]) -> None:
     run = fake_engine(**budget)
     run.add(long_request(0, 3, max_tokens=5), long_request(1, 3, n=6, max_tokens=5), long_request(2, 3, max_tokens=5))
     together = set()
