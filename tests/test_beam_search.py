@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from pagedbatch.engine.beam_search import length_penalised, num_candidates, select
 from pagedbatch.params import GenerationParams
 
-
 EARLY_STOPPING: list[bool | str] = [False, True, "never"]
 
 
