@@ -61,6 +61,25 @@ def test_pickled_weights_are_refused(model_copy: Path) -> None:
     assert "can't be loaded" in one_line_error(UsageError, model_copy)
 
 
+@pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1", None])
+def test_weights_that_are_no_weights(model_copy: Path, content: bytes | None) -> None:
+    """Empty, a pointer of git-lfs, and a download that was cut."""
+    weights = model_copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000] if content is None else content)
+    assert "can't be loaded" in one_line_error(UsageError, model_copy)
+
+
+def test_weights_that_do_not_fill_the_model(model_copy: Path) -> None:
+    """Transformers would fill the third layer with random numbers."""
+    edit(model_copy / "config.json", num_hidden_layers=3)
+    assert "missing: model.layers.2." in one_line_error(UsageError, model_copy)
+
+
+def test_weights_of_another_shape(model_copy: Path) -> None:
+    edit(model_copy / "config.json", intermediate_size=96)
+    assert "another shape than its config says: model.layers.0.mlp" in one_line_error(UsageError, model_copy)
+
+
 @pytest.mark.parametrize("model_type", ["bert", "mamba", "never-heard-of"])
 def test_other_model_types_are_refused(model_copy: Path, model_type: str) -> None:
     edit(model_copy / "config.json", model_type=model_type)

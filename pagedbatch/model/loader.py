@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as hf_logging
 
@@ -115,13 +116,16 @@ def load_model(model: str, *, dtype: str, device: str, trust_remote_code: bool =
     register_attention()
     source = _source(model)
     with _one_line_errors(model), _quiet():
-        loaded = AutoModelForCausalLM.from_pretrained(
+        loaded, report = AutoModelForCausalLM.from_pretrained(
             **source,
             dtype=resolved,
             attn_implementation=ATTENTION_NAME,
             use_safetensors=None if "gguf_file" in source else True,
             trust_remote_code=trust_remote_code,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+            output_loading_info=True,
         )
+    _check_complete(model, report)
     loaded.to(target).eval().requires_grad_(False)
     config = loaded.config.get_text_config(decoder=True)
     return LoadedModel(loaded, config, resolved, target, defaults)
@@ -159,6 +163,16 @@ def _generation_config(model: str, config: Any) -> GenerationConfig:
         return GenerationConfig.from_model_config(config)
 
 
+def _check_complete(model: str, report: dict[str, Any]) -> None:
+    """Refuses weights that do not fill the model: the library would make up the rest at random."""
+    missing = sorted(report["missing_keys"])
+    misfits = sorted(name for name, *_ in report["mismatched_keys"])
+    for names, problem in ((misfits, "have another shape than its config says"), (missing, "are missing")):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise UsageError(f"model {model!r} can't be loaded: weights {problem}: {names[0]}{more}")
+
+
 def _token_ids(value: int | list[int] | None) -> frozenset[int]:
     if value is None:
         return frozenset()
@@ -185,7 +199,7 @@ def _one_line_errors(model: str) -> Iterator[None]:
     """Turns what `from_pretrained` raises for a wrong model into one line."""
     try:
         yield
-    except (OSError, ValueError, ImportError, KeyError) as error:
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = lines[0] if lines else type(error).__name__
         raise UsageError(f"model {model!r} can't be loaded: {reason}") from error
