@@ -179,9 +179,8 @@ def invert_cdf(weights: Tensor, rows: Tensor, points: Tensor) -> Tensor:
     padded = torch.nn.functional.pad(weights, (0, padding)) if padding else weights
     spans = padded.view(weights.shape[0], -1, _SPAN)
     span_ends = spans.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)[rows]
-    totals = span_ends[:, -1]
-    # A point next to 1 must not round up to the total, where no token is left.
-    targets = torch.minimum(points * totals, torch.nextafter(totals, torch.zeros_like(totals))).unsqueeze(1)
+    # Below the total even for the largest point, 1 - 2**-53: that product never rounds up to it.
+    targets = points.unsqueeze(1) * span_ends[:, -1:]
     # right=True skips what has no weight: the first running sum strictly above the target.
     chosen = torch.searchsorted(span_ends, targets, right=True)
     before = torch.where(chosen > 0, span_ends.gather(1, (chosen - 1).clamp(min=0)), 0.0)
