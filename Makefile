@@ -8,6 +8,8 @@ VENV_FLAGS ?=
 TORCH ?= torch==2.13.0
 # A Hub id or a folder. MODEL= (empty): the demo model.
 MODEL ?=
+# What `make fidelity` compares on: rows with `prompt` or `question`.
+PROMPTS ?= recipes/data/demo.jsonl
 # At most so many rows of a recipe's input.
 LIMIT ?=
 # More options for `pagedbatch run`.
@@ -26,14 +28,18 @@ PY := $(VENV)/bin/python
 SETUP := $(VENV)/.installed
 endif
 
-.PHONY: help setup own-environment test lint $(RECIPES)
+# Shell: sets $$model.
+FIND_MODEL = model='$(MODEL)'; [ -n "$$model" ] || model=$$($(PY) recipes/demo_model.py) || exit 1
+
+.PHONY: help setup own-environment test lint fidelity $(RECIPES)
 
 help:
 	@echo "make demo                 answer recipes/data/demo.jsonl with SmolLM2-135M-Instruct"
 	@echo "make test                 run the tests"
 	@echo "make lint                 ruff and mypy"
+	@echo "make fidelity             greedy answers against Hugging Face's generate, on PROMPTS"
 	@echo "make NAME                 run recipes/NAME.toml: $(RECIPES)"
-	@echo "variables                 PYTHON VENV VENV_FLAGS TORCH MODEL LIMIT RUN_FLAGS TEST_FLAGS"
+	@echo "variables                 PYTHON VENV VENV_FLAGS TORCH MODEL PROMPTS LIMIT RUN_FLAGS TEST_FLAGS"
 
 setup: $(SETUP)
 
@@ -63,9 +69,12 @@ lint: $(SETUP)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
+fidelity: $(SETUP)
+	@$(FIND_MODEL); $(PY) tests/check_fidelity.py "$$model" $(PROMPTS)
+
 $(RECIPES): $(SETUP)
 	@mkdir -p out
-	@model='$(MODEL)'; [ -n "$$model" ] || model=$$($(PY) recipes/demo_model.py) || exit 1; \
+	@$(FIND_MODEL); \
 	set -- $(BIN)pagedbatch run --recipe recipes/$@.toml --model "$$model" $(if $(LIMIT),--limit $(LIMIT)) $(RUN_FLAGS); \
 	echo "$$*" >&2; "$$@"
 

@@ -94,7 +94,7 @@ def broken_rule(found: Import) -> str | None:
 
 
 def all_imports() -> list[Import]:
-    found = []
+    found: list[Import] = []
     for package, folder in PACKAGES.items():
         for file in sorted(folder.rglob("*.py")):
             parts = file.relative_to(folder).with_suffix("").parts
