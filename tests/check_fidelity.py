@@ -2,8 +2,9 @@
 
     python tests/check_fidelity.py MODEL PROMPTS.jsonl [COUNT]
 
-A row may differ only where the two best logits are closer than 1e-4: there rounding decides. Each such place is printed;
-any other difference fails the check. Kept out of the tests for its length (minutes) and its need of a real model.
+A row may differ only where the two best logits are closer than 1e-4: there rounding decides. Each such place is
+printed; any other difference fails the check. Kept out of the tests for its length (minutes) and its need of a real
+model.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def test_greedy_equals_hf(rand_model_path: Path) -> None:
 
 
 def test_long_prompts_in_chunks_equal_hf(rand_model_path: Path) -> None:
-    prompts = random_prompts(4, longest=400, seed=2) + [[1] + [9, 8, 7] * 120]
+    prompts = [*random_prompts(4, longest=400, seed=2), [1] + [9, 8, 7] * 120]
     params = GenerationParams(max_tokens=16)
     requests = [Request(i, prompt, params) for i, prompt in enumerate(prompts)]
     run = run_engine(rand_model_path, requests, max_num_batched_tokens=33)
