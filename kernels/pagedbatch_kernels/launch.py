@@ -83,8 +83,8 @@ class Tile:
         streamed = max(kv_tile, buffers * 2 * kv_tile) + max(1, buffers) * self.block_n * 4
         if limits.backend == "hip":  # the query goes to registers before the stream starts
             return max(query, streamed + weights) + 1024
-        if limits.wide_matrix_unit and self.block_m >= 64:  # products still in flight keep their operands
-            streamed += kv_tile + weights
+        if limits.wide_matrix_unit and self.block_m >= 64:  # products in flight keep their operands: one more pair
+            weights = max(weights, 2 * kv_tile)
         return query + weights + streamed + 1024
 
 

@@ -1,0 +1,254 @@
+"""Compiles the kernels for GPUs that need not be here, and reports what each variant takes: `make kernels-check`.
+
+For every target the launch chooser is asked about decode, prefill and shared-prefix shapes, and each tile that it picks
+is compiled: bfloat16 at head sizes 64, 80, 128, 192 and 256 (the powers of two, and both ways to pad), float16 at 128,
+float32 at 64, 128 and 256; bare, and with everything at once (window, soft cap, sinks, splits, shared prefix, seven
+query heads a KV head). The merge and the cache kernels follow. Exit 1 when a variant spills registers, takes more
+shared memory than the target has or the chooser estimated, or lacks a matrix instruction where its tile is meant for
+one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "0"  # before triton is imported: this script compiles
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
+import triton
+from pagedbatch_kernels.launch import (
+    MAX_REGISTERS,
+    DeviceLimits,
+    LaunchShape,
+    Tile,
+    choose_config,
+    next_power_of_two,
+)
+from pagedbatch_kernels.triton_attention_kernels import attention_kernel, merge_kernel
+from pagedbatch_kernels.triton_cache import _copy_blocks_kernel, _write_kv_kernel
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+KIB = 1024
+TARGETS = {
+    "sm_80": (GPUTarget("cuda", 80, 32), DeviceLimits("cuda", 80, 163 * KIB, 108)),
+    "sm_86": (GPUTarget("cuda", 86, 32), DeviceLimits("cuda", 86, 99 * KIB, 84)),
+    "sm_90": (GPUTarget("cuda", 90, 32), DeviceLimits("cuda", 90, 227 * KIB, 132)),
+    "sm_100": (GPUTarget("cuda", 100, 32), DeviceLimits("cuda", 100, 227 * KIB, 148)),
+    "gfx942": (GPUTarget("hip", "gfx942", 64), DeviceLimits("hip", 942, 64 * KIB, 304)),
+}
+KERNELS = {
+    "attention": attention_kernel,
+    "merge": merge_kernel,
+    "write_kv": _write_kv_kernel,
+    "copy_blocks": _copy_blocks_kernel,
+}
+MATRIX_INSTRUCTION = re.compile(r"mma\.sync|wgmma\.mma_async|tcgen05\.mma|v_mfma_\w+")
+BITS = {"bf16": 16, "fp16": 16, "fp32": 32}
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One kernel as one target compiles it. `types` and `constants` are by argument name; the rest are int32."""
+
+    target: str
+    kernel: str
+    label: str
+    types: dict[str, str]
+    constants: dict[str, Any]
+    num_warps: int = 4
+    num_stages: int = 3
+    estimated_shared: int | None = None
+    needs_matrix_instruction: bool = False
+
+
+@dataclass(slots=True)
+class Report:
+    """What a compiled variant takes, and what is wrong with it."""
+
+    registers: int = 0
+    spill_bytes: int = 0
+    shared: int = 0
+    instruction: str = "-"
+    faults: list[str] = field(default_factory=list)
+
+
+def attention_variants(target: str) -> Iterator[Variant]:
+    """Every tile that the chooser picks for the target, bare and with all features."""
+    for dtype, head_sizes in {"bf16": (64, 80, 128, 192, 256), "fp16": (128,), "fp32": (64, 128, 256)}.items():
+        for head_size in head_sizes:
+            for tile in picked_tiles(target, head_size, BITS[dtype] // 8):
+                for features in ("bare", "prefix", "all") if tile.block_m > 16 else ("bare", "all"):
+                    yield attention_variant(target, dtype, head_size, tile, features)
+
+
+def picked_tiles(target: str, head_size: int, itemsize: int) -> list[Tile]:
+    shapes = [
+        LaunchShape(num_runs, num_runs * query_len, query_len, 4096, 8, queries_per_kv, head_size, itemsize)
+        for num_runs in (1, 8, 256)
+        for query_len in (1, 16, 100, 2048)
+        for queries_per_kv in (1, 4, 48)
+    ]
+    return list(dict.fromkeys(choose_config(shape, TARGETS[target][1]).tile for shape in shapes))
+
+
+def attention_variant(target: str, dtype: str, head_size: int, tile: Tile, features: str) -> Variant:
+    everything, partial = features == "all", features != "bare"
+    types: dict[str, str | None] = {
+        "output_ptr": "*fp32" if partial else f"*{dtype}",
+        "lse_ptr": "*fp32" if partial else None,
+        "query_ptr": f"*{dtype}",
+        "key_ptr": f"*{dtype}",
+        "value_ptr": f"*{dtype}",
+        "sinks_ptr": f"*{dtype}" if everything else None,
+        "block_tables_ptr": "*i32",
+        "kv_begin_ptr": "*i32" if everything else None,
+        "kv_end_ptr": "*i32",
+        "query_start_loc_ptr": "*i32",
+        "window": "i32" if everything else None,
+        "softcap": "fp32" if everything else None,
+        "scale": "fp32",
+    }
+    constants = {
+        "NUM_KV_HEADS": 8,
+        "QUERIES_PER_KV": 7 if everything else 4,
+        "HEAD_SIZE": head_size,
+        "HEAD_PADDED": next_power_of_two(head_size),
+        "BLOCK_SIZE": 16,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "ONE_TILE_A_RUN": tile.block_m == 16 and not everything,
+        "CAUSAL": features != "prefix",
+    }
+    return Variant(
+        target=target,
+        kernel="attention",
+        label=f"{dtype} d{head_size} {tile.block_m}x{tile.block_n} w{tile.num_warps} s{tile.num_stages} {features}",
+        types={name: kind for name, kind in types.items() if kind is not None},
+        constants=constants | {name: None for name, kind in types.items() if kind is None},
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        estimated_shared=tile.shared_memory_bytes(head_size, BITS[dtype] // 8, TARGETS[target][1]),
+        needs_matrix_instruction=BITS[dtype] == 16,
+    )
+
+
+def other_variants(target: str) -> Iterator[Variant]:
+    """The merge at its smallest and largest, and the cache kernels of a model with 8 KV heads of 128."""
+    for num_parts, head_size in ((2, 128), (128, 256)):
+        yield Variant(
+            target,
+            "merge",
+            f"bf16 d{head_size} {num_parts} parts",
+            {"output_ptr": "*bf16", "partial_ptr": "*fp32", "lse_ptr": "*fp32"},
+            {
+                "NUM_HEADS": 32,
+                "HEAD_SIZE": head_size,
+                "HEAD_PADDED": head_size,
+                "PARTS_PADDED": num_parts,
+                "BLOCK_PARTS": min(16, num_parts),
+            },
+        )
+    caches = ("key_ptr", "value_ptr", "key_cache_ptr", "value_cache_ptr")
+    yield Variant(
+        target,
+        "write_kv",
+        "bf16 8 x d128",
+        {**dict.fromkeys(caches, "*bf16"), "slot_mapping_ptr": "*i64"},
+        {"BLOCK_SIZE": 16, "NUM_KV_HEADS": 8, "HEAD_SIZE": 128, "ELEMENTS": 1024},
+    )
+    yield Variant(
+        target,
+        "copy_blocks",
+        "bf16",
+        {"source_ptr": "*bf16", "target_ptr": "*bf16", "source_ids_ptr": "*i64", "target_ids_ptr": "*i64"},
+        {"ELEMENTS": 4096},
+    )
+
+
+def compile_variant(variant: Variant) -> Report:
+    """Compiles, reads the resources and the instructions, and judges."""
+    target, limits = TARGETS[variant.target]
+    kernel = KERNELS[variant.kernel]
+    signature, aligned = {}, {}
+    for index, name in enumerate(kernel.arg_names):
+        signature[name] = "constexpr" if name in variant.constants else variant.types.get(name, "i32")
+        # As at a launch: pointers and the strides of real tensors are multiples of 16.
+        if signature[name].startswith("*") or (name.startswith("stride_") and name != "stride_table"):
+            aligned[(index,)] = [["tt.divisibility", 16]]
+    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    if limits.backend == "cuda" and variant.kernel == "attention":
+        options["maxnreg"] = MAX_REGISTERS
+    compiled = triton.compile(ASTSource(kernel, signature, variant.constants, aligned), target=target, options=options)
+
+    report = Report(shared=compiled.metadata.shared)
+    assembly = compiled.asm["ptx" if limits.backend == "cuda" else "amdgcn"]
+    if limits.backend == "cuda":
+        report.registers, report.spill_bytes = cubin_resources(compiled.asm["cubin"])
+    else:
+        report.registers = amd_number(assembly, "vgpr_count")
+        report.spill_bytes = amd_number(assembly, "private_segment_fixed_size")
+    instructions = sorted(set(MATRIX_INSTRUCTION.findall(assembly)))
+    report.instruction = " ".join(instructions) or "-"
+
+    if report.spill_bytes:
+        report.faults.append("spills")
+    if report.shared > limits.shared_memory_bytes:
+        report.faults.append("more shared memory than the target has")
+    if variant.estimated_shared is not None and report.shared > variant.estimated_shared:
+        report.faults.append(f"more shared memory than the estimated {variant.estimated_shared}")
+    if variant.needs_matrix_instruction and not instructions:
+        report.faults.append("no matrix instruction")
+    return report
+
+
+def cubin_resources(cubin: bytes) -> tuple[int, int]:
+    """Registers of a thread and bytes of its stack, all of it spills: the kernels keep no local arrays."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    numbers = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+    return numbers["REG"], numbers["STACK"] + numbers["LOCAL"]
+
+
+def amd_number(assembly: str, key: str) -> int:
+    match = re.search(rf"\.{key}:\s+(\d+)", assembly)
+    if match is None:
+        raise ValueError(f"no {key} in the AMD metadata")
+    return int(match[1])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compile the kernel matrix without a GPU.")
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="TARGET")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    args = parser.parse_args()
+
+    variants = [v for target in args.targets for v in (*attention_variants(target), *other_variants(target))]
+    failed = 0
+    print(f"{'target':8}{'kernel':13}{'variant':38}{'registers':>10}{'spills':>8}{'shared':>8}  matrix instruction")
+    with ProcessPoolExecutor(args.jobs) as pool:
+        for variant, report in zip(variants, pool.map(compile_variant, variants), strict=True):
+            failed += bool(report.faults)
+            print(
+                f"{variant.target:8}{variant.kernel:13}{variant.label:38}{report.registers:>10}{report.spill_bytes:>8}"
+                f"{report.shared:>8}  {report.instruction}{''.join(f'  FAIL: {fault}' for fault in report.faults)}",
+                flush=True,
+            )
+    print(f"{len(variants)} variants, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
