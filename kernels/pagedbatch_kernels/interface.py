@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pagedbatch_kernels.prefix_groups import PrefixGroup
+from pagedbatch_kernels.prefix_groups import PrefixCosts, PrefixGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,16 @@ class CacheShape:
     def block_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of one block: all layers, K and V."""
         return 2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_size * dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """One layer's attention: query head h reads KV head `h // (num_heads // num_kv_heads)`."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    itemsize: int  #: bytes of an element of query and cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +113,10 @@ class Backend(Protocol):
 
     def allocate_cache(self, shape: CacheShape, num_blocks: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """A cache of `num_blocks` uninitialised blocks; on the CPU beside a GPU, in pinned memory."""
+        ...
+
+    def prefix_costs(self, attention: AttentionShape, device: torch.device) -> PrefixCosts | None:
+        """When sharing prefixes pays on `device`; None where this backend reads every row by itself."""
         ...
 
     def write_kv(self, key: Tensor, value: Tensor, layer_cache: Tensor, slot_mapping: Tensor) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagedbatch_kernels.interface import AttentionBatch, CacheShape
+from pagedbatch_kernels.interface import AttentionBatch, AttentionShape, CacheShape
 
 
 def allocate_cache(shape: CacheShape, num_blocks: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -16,6 +16,10 @@ def allocate_cache(shape: CacheShape, num_blocks: int, dtype: torch.dtype, devic
     size = (shape.num_layers, 2, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_size)
     pin = device.type == "cpu" and torch.cuda.is_available()
     return torch.empty(size, dtype=dtype, device=device, pin_memory=pin)
+
+
+def prefix_costs(attention: AttentionShape, device: torch.device) -> None:
+    """See `interface.Backend.prefix_costs`: this backend never shares."""
 
 
 def write_kv(key: Tensor, value: Tensor, layer_cache: Tensor, slot_mapping: Tensor) -> None:

@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import torch
 from pagedbatch_kernels import reference
-from pagedbatch_kernels.interface import AttentionBatch, Backend, CacheShape
+from pagedbatch_kernels.interface import AttentionBatch, AttentionShape, Backend, CacheShape
+from pagedbatch_kernels.prefix_groups import PrefixCosts
 from torch import Tensor
 
 from pagedbatch.errors import UsageError
@@ -60,6 +61,9 @@ class FallbackBackend:
 
     def allocate_cache(self, shape: CacheShape, num_blocks: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self._current.allocate_cache(shape, num_blocks, dtype, device)
+
+    def prefix_costs(self, attention: AttentionShape, device: torch.device) -> PrefixCosts | None:
+        return self._current.prefix_costs(attention, device)
 
     def write_kv(self, key: Tensor, value: Tensor, layer_cache: Tensor, slot_mapping: Tensor) -> None:
         self._call("write_kv", key, value, layer_cache, slot_mapping)

@@ -7,7 +7,8 @@ from itertools import chain
 
 import numpy as np
 import torch
-from pagedbatch_kernels.interface import AttentionBatch
+from pagedbatch_kernels.interface import AttentionBatch, SharedPrefixes
+from pagedbatch_kernels.prefix_groups import PrefixCosts, find_prefix_groups
 from torch import Tensor
 
 from pagedbatch.outputs import ScheduledSequence, SchedulerOutput
@@ -31,37 +32,80 @@ def rows_needed(step: SchedulerOutput) -> list[int]:
     return [task.row for task in step.samples] + [row for task in step.beams for row in task.rows]
 
 
-def make_input_batch(step: SchedulerOutput, block_size: int, device: torch.device) -> InputBatch:
-    """Lays the scheduled sequences end to end."""
-    sequences = step.sequences
-    query_lens = np.fromiter((len(s.token_ids) for s in sequences), np.int64, len(sequences))
-    context_lens = np.fromiter((s.context_len for s in sequences), np.int64, len(sequences))
-    query_start_loc = np.concatenate([[0], np.cumsum(query_lens)])
-    num_tokens = int(query_start_loc[-1])
-    input_ids = np.fromiter(chain.from_iterable(s.token_ids for s in sequences), np.int64, num_tokens)
+class InputBatcher:
+    """Makes the tensors of one step after the other on `device`.
 
-    row_of_token = np.repeat(np.arange(len(sequences)), query_lens)
-    positions = np.arange(num_tokens) - query_start_loc[row_of_token] + context_lens[row_of_token]
-    block_tables = _pack_block_tables(sequences)
-    slot_mapping = block_tables[row_of_token, positions // block_size] * block_size + positions % block_size
-    last_token = query_start_loc[1:] - 1
+    On a GPU all numbers of a step travel in one copy from one pinned buffer, kept between steps: a step ends by waiting
+    for its results, so that the buffer is free again when the next one is laid out.
+    """
 
-    def on_device(array: np.ndarray, dtype: type[np.generic]) -> Tensor:
-        return torch.from_numpy(array.astype(dtype, copy=False)).to(device, non_blocking=True)
+    def __init__(self, block_size: int, device: torch.device, prefix_costs: PrefixCosts | None) -> None:
+        self._block_size = block_size
+        self._device = device
+        self._prefix_costs = prefix_costs
+        self._pinned = torch.empty(0, dtype=torch.int64)
 
-    return InputBatch(
-        input_ids=on_device(input_ids, np.int64).unsqueeze(0),
-        position_ids=on_device(positions, np.int64).unsqueeze(0),
-        logits_indices=on_device(last_token[rows_needed(step)], np.int64),
-        attention=AttentionBatch(
-            block_tables=on_device(block_tables, np.int32),
-            seq_lens=on_device(context_lens + query_lens, np.int32),
-            query_start_loc=on_device(query_start_loc, np.int32),
-            slot_mapping=on_device(slot_mapping, np.int64),
-            max_query_len=int(query_lens.max()),
-            max_seq_len=int((context_lens + query_lens).max()),
-        ),
-    )
+    def __call__(self, step: SchedulerOutput) -> InputBatch:
+        """Lays the scheduled sequences end to end."""
+        sequences, block_size = step.sequences, self._block_size
+        query_lens = np.fromiter((len(s.token_ids) for s in sequences), np.int64, len(sequences))
+        context_lens = np.fromiter((s.context_len for s in sequences), np.int64, len(sequences))
+        query_start_loc = np.concatenate([[0], np.cumsum(query_lens)])
+        num_tokens = int(query_start_loc[-1])
+
+        row_of_token = np.repeat(np.arange(len(sequences)), query_lens)
+        positions = np.arange(num_tokens) - query_start_loc[row_of_token] + context_lens[row_of_token]
+        block_tables = _pack_block_tables(sequences)
+        slot_mapping = block_tables[row_of_token, positions // block_size] * block_size + positions % block_size
+        last_token = query_start_loc[1:] - 1
+
+        tensors = self._upload(
+            [
+                np.fromiter(chain.from_iterable(s.token_ids for s in sequences), np.int64, num_tokens),
+                positions,
+                last_token[rows_needed(step)],
+                slot_mapping,
+                block_tables.ravel(),
+                context_lens + query_lens,
+                query_start_loc,
+            ]
+        )
+        input_ids, position_ids, logits_indices, slots, tables, seq_lens, starts = tensors
+        return InputBatch(
+            input_ids=input_ids.unsqueeze(0),
+            position_ids=position_ids.unsqueeze(0),
+            logits_indices=logits_indices,
+            attention=AttentionBatch(
+                block_tables=tables.view(block_tables.shape).int(),
+                seq_lens=seq_lens.int(),
+                query_start_loc=starts.int(),
+                slot_mapping=slots,
+                max_query_len=int(query_lens.max()),
+                max_seq_len=int((context_lens + query_lens).max()),
+                shared_prefixes=self._shared_prefixes(sequences, query_lens.tolist(), query_start_loc.tolist()),
+            ),
+        )
+
+    def _upload(self, arrays: list[np.ndarray]) -> list[Tensor]:
+        """The int64 arrays as tensors on the device."""
+        if self._device.type == "cpu":
+            return [torch.from_numpy(array) for array in arrays]
+        sizes = [array.size for array in arrays]
+        if sum(sizes) > len(self._pinned):
+            self._pinned = torch.empty(2 * sum(sizes), dtype=torch.int64, pin_memory=True)
+        staged = self._pinned[: sum(sizes)]
+        np.concatenate(arrays, out=staged.numpy())
+        return list(torch.split(staged.to(self._device, non_blocking=True), sizes))
+
+    def _shared_prefixes(
+        self, sequences: list[ScheduledSequence], query_lens: list[int], query_start_loc: list[int]
+    ) -> SharedPrefixes | None:
+        if self._prefix_costs is None:
+            return None
+        tables = [s.block_table for s in sequences]
+        context_lens = [s.context_len for s in sequences]
+        groups = find_prefix_groups(tables, query_lens, context_lens, self._block_size, self._prefix_costs)
+        return SharedPrefixes.from_groups(groups, tables, query_start_loc, self._block_size, self._device)
 
 
 def _pack_block_tables(sequences: list[ScheduledSequence]) -> np.ndarray:

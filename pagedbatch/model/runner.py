@@ -11,12 +11,12 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from pagedbatch_kernels.interface import Backend, CacheShape
+from pagedbatch_kernels.interface import AttentionShape, Backend, CacheShape
 
 from pagedbatch.errors import RunError
 from pagedbatch.model.attention import PagedAttention
 from pagedbatch.model.backends import choose_backend
-from pagedbatch.model.input_batch import InputBatch, make_input_batch
+from pagedbatch.model.input_batch import InputBatch, InputBatcher
 from pagedbatch.model.kv_cache import KVCache, cache_shape, choose_num_blocks
 from pagedbatch.model.loader import LoadedModel
 from pagedbatch.model.sampler import Sampler
@@ -32,6 +32,14 @@ class ModelRunner:
         self._cache = cache
         self._attention = PagedAttention(backend, cache.device_cache)
         self._attention.bind(loaded.model)
+        attention = AttentionShape(
+            num_heads=loaded.config.num_attention_heads,
+            num_kv_heads=cache.shape.num_kv_heads,
+            head_size=cache.shape.head_size,
+            itemsize=loaded.dtype.itemsize,
+        )
+        costs = backend.prefix_costs(attention, loaded.device)
+        self._make_batch = InputBatcher(cache.shape.block_size, loaded.device, costs)
         self._sampler = Sampler(loaded.defaults.eos_token_ids)
 
     @classmethod
@@ -89,7 +97,7 @@ class ModelRunner:
         """Runs one step: swaps and copies, then one forward of the flat batch, then the draws."""
         began = time.perf_counter()
         self._cache.apply(step.swap_out, step.swap_in, step.copies)
-        batch = make_input_batch(step, self._cache.shape.block_size, self._loaded.device)
+        batch = self._make_batch(step)
         self._attention.begin_step(batch.attention)
         logits = self._forward(batch)
         forwarded = time.perf_counter()
