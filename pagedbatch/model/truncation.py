@@ -67,22 +67,23 @@ def _keep_nucleus_(weights: Tensor, rows: list[int], top_k: list[int], top_p: li
     lightest = ranked.gather(1, stays.sum(dim=-1, keepdim=True) - 1)
     settled = (lightest > ranked[:, -1:]).squeeze(1) if look < vocab_size else torch.ones_like(index, dtype=torch.bool)
 
-    kept = (ranked * stays)[settled]
-    weights[index[settled]] = weights.new_zeros(len(kept), vocab_size).scatter_(1, token_ids[settled], kept)
-    open_rows = ~settled
-    if open_rows.any():
-        still = index[open_rows]
-        wide = _zero_below_(weights[still], floors[open_rows])
-        weights[still] = _keep_wide_nucleus_(wide, shares[open_rows])
+    done = index[settled]
+    weights.index_fill_(0, done, 0.0)
+    weights[done.unsqueeze(1), token_ids[settled]] = (ranked * stays)[settled]
+    if len(done) < len(rows):
+        _keep_wide_nucleus_(weights, index[~settled], floors[~settled], shares[~settled])
 
 
-def _keep_wide_nucleus_(weights: Tensor, shares: Tensor) -> Tensor:
+def _keep_wide_nucleus_(all_weights: Tensor, index: Tensor, floors: Tensor, shares: Tensor) -> None:
     """Top-p of rows whose nucleus is large: weighs buckets of like tokens, then ranks those of one bucket.
 
     Args:
-        weights: float32 [num_rows, vocab_size].
-        shares: float64 [num_rows, 1], probability to keep of each row's sum.
+        all_weights: float32 [_, vocab_size].
+        index: int64 [num_rows], the rows that are meant.
+        floors: float32 [num_rows, 1], weights below which top-k leaves tokens out.
+        shares: float64 [num_rows, 1], probability to keep of what top-k kept.
     """
+    weights = _zero_below_(all_weights[index], floors)
     num_rows = weights.shape[0]
     # Bits of positive floats rise with their values.
     buckets = weights.view(torch.int32) >> _BUCKET_SHIFT
@@ -113,7 +114,7 @@ def _keep_wide_nucleus_(weights: Tensor, shares: Tensor) -> Tensor:
     _zero_below_(weights, lower_edge)
     leaving_rows, leaving_columns = leaves.nonzero(as_tuple=True)
     weights[leaving_rows, ranked_ids[leaving_rows, leaving_columns]] = 0.0
-    return weights
+    all_weights[index] = weights
 
 
 def _ranked(values: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
