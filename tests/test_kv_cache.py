@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,7 @@ from pagedbatch_kernels.interface import CacheShape
 
 from pagedbatch.errors import UsageError
 from pagedbatch.model import kv_cache
-from pagedbatch.model.kv_cache import KVCache, cache_shape, choose_num_blocks
+from pagedbatch.model.kv_cache import KVCache, _container_memory, cache_shape, choose_num_blocks
 from pagedbatch.outputs import BlockCopy
 
 CPU = torch.device("cpu")
@@ -32,6 +34,15 @@ def test_pool_from_a_share_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(kv_cache, "free_memory", lambda device: 100_000)
     assert choose() == 100_000 * kv_cache.FREE_MEMORY_SHARE["cpu"] // 1000
     assert choose(most_useful=12) == 12
+
+
+def test_a_container_has_less_than_its_machine(tmp_path: Path) -> None:
+    assert _container_memory(tmp_path) == math.inf
+    for name, content in {"max": "1000", "current": "700", "stat": "anon 600\ninactive_file 90\n"}.items():
+        (tmp_path / f"memory.{name}").write_text(content)
+    assert _container_memory(tmp_path) == 390
+    (tmp_path / "memory.max").write_text("max\n")
+    assert _container_memory(tmp_path) == math.inf
 
 
 def test_no_room_for_one_block(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -78,7 +80,18 @@ def free_memory(device: torch.device) -> int:
     """Bytes free on a device now."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    return int(min(psutil.virtual_memory().available, _container_memory(Path("/sys/fs/cgroup"))))
+
+
+def _container_memory(cgroup: Path) -> float:
+    """Bytes left of the limit that a container has (cgroup v2), files that the kernel can drop counted as free."""
+    try:
+        limit = int((cgroup / "memory.max").read_text())
+        used = int((cgroup / "memory.current").read_text())
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        return max(0, limit - used + int(stat.get("inactive_file", 0)))
+    except (OSError, ValueError):  # no container, or "max": no limit
+        return math.inf
 
 
 def choose_num_blocks(
