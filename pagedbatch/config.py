@@ -22,6 +22,8 @@ class EngineConfig:
     max_num_seqs: int = 128
     max_num_batched_tokens: int = 2048
     max_model_len: int = 4096
+    window: int | None = None
+    """The largest attention window in tokens, where every layer has one: blocks that left it are given back."""
     preemption: PreemptionMode = "auto"
     prefix_cache: bool = True
     eos_token_ids: frozenset[int] = frozenset()

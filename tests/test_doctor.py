@@ -9,8 +9,8 @@ from transformers import AutoConfig
 from typer.testing import CliRunner
 
 from pagedbatch.cli.app import app
-from pagedbatch.model.facts import model_facts, sliding_windows
-from pagedbatch.model.support import max_model_len, what_is_missing
+from pagedbatch.model.facts import model_facts
+from pagedbatch.model.support import common_window, max_model_len, sliding_windows, what_is_missing
 
 
 def test_a_supported_model(rand_model_path: Path) -> None:
@@ -49,6 +49,12 @@ def test_windows_come_from_the_layer_types() -> None:
     assert model_facts(config).softcap == 50.0
     assert sliding_windows(AutoConfig.for_model("mistral", num_hidden_layers=2, sliding_window=9)) == [9, 9]
     assert sliding_windows(AutoConfig.for_model("qwen2", num_hidden_layers=2)) == [None, None]
+
+
+def test_a_window_is_common_when_every_layer_has_one() -> None:
+    assert common_window(AutoConfig.for_model("mistral", num_hidden_layers=2, sliding_window=9)) == 9
+    assert common_window(AutoConfig.for_model("gemma2", num_hidden_layers=2, sliding_window=9)) is None
+    assert common_window(AutoConfig.for_model("llama")) is None
 
 
 def test_batch_dependent_rotary_scaling_keeps_to_the_original_length() -> None:

@@ -47,7 +47,10 @@ def paged_attention(
     starts = batch.query_start_loc.tolist()
     for i, seq_len in enumerate(batch.seq_lens.tolist()):
         rows = slice(starts[i], starts[i + 1])
-        key, value = _gather(layer_cache, batch.block_tables[i], seq_len)
+        # Blocks that left the window of the first query may be gone: nothing before it is read.
+        first_query = seq_len - (starts[i + 1] - starts[i])
+        begin = 0 if sliding_window is None else max(0, first_query - sliding_window + 1)
+        key, value = _gather(layer_cache, batch.block_tables[i], begin, seq_len)
         output[rows] = _attend(query[rows], key, value, scale, sliding_window, softcap, sinks)
     return output
 
@@ -63,11 +66,13 @@ def swap_blocks(src_cache: Tensor, dst_cache: Tensor, src: Tensor, dst: Tensor) 
     dst_cache[:, :, dst.to(dst_cache.device)] = blocks.to(dst_cache.device)
 
 
-def _gather(layer_cache: Tensor, block_table: Tensor, seq_len: int) -> tuple[Tensor, Tensor]:
-    """K and V of one sequence, each [num_kv_heads, seq_len, head_size] in float32."""
+def _gather(layer_cache: Tensor, block_table: Tensor, begin: int, end: int) -> tuple[Tensor, Tensor]:
+    """K and V of a sequence's tokens [begin, end), each [num_kv_heads, end - begin, head_size] in float32."""
     block_size = layer_cache.shape[2]
-    blocks = block_table[: -(-seq_len // block_size)]
-    kv = layer_cache[:, blocks].flatten(1, 2)[:, :seq_len].float()
+    first_block = begin // block_size
+    blocks = block_table[first_block : -(-end // block_size)]
+    offset = first_block * block_size
+    kv = layer_cache[:, blocks].flatten(1, 2)[:, begin - offset : end - offset].float()
     key, value = kv.transpose(1, 2)
     return key, value
 
@@ -81,21 +86,21 @@ def _attend(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attention of one sequence's query tokens [query_len, num_heads, head_size] over its K and V."""
+    """Attention of a sequence's last query tokens [query_len, num_heads, head_size] over K and V that end with them."""
     query_len, num_heads, head_size = query.shape
-    num_kv_heads, seq_len, _ = key.shape
+    num_kv_heads, num_keys, _ = key.shape
     queries_per_kv = num_heads // num_kv_heads
 
     # Query heads of one KV head become rows of one matrix product: [num_kv_heads, query_len * queries_per_kv,
     # head_size].
     grouped = query.float().view(query_len, num_kv_heads, queries_per_kv, head_size).transpose(0, 1)
     scores = torch.matmul(grouped.reshape(num_kv_heads, -1, head_size) * scale, key.transpose(1, 2))
-    scores = scores.view(num_kv_heads, query_len, queries_per_kv, seq_len)
+    scores = scores.view(num_kv_heads, query_len, queries_per_kv, num_keys)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if query_len > 1 or sliding_window is not None:
-        position = torch.arange(seq_len - query_len, seq_len, device=query.device)[:, None]
-        distance = position - torch.arange(seq_len, device=query.device)
+        position = torch.arange(num_keys - query_len, num_keys, device=query.device)[:, None]
+        distance = position - torch.arange(num_keys, device=query.device)
         hidden = distance < 0
         if sliding_window is not None:
             hidden |= distance >= sliding_window
@@ -105,6 +110,6 @@ def _attend(
         weights = torch.softmax(torch.cat([scores, sink], dim=-1), dim=-1)[..., :-1]
     else:
         weights = torch.softmax(scores, dim=-1)
-    attended = torch.matmul(weights.reshape(num_kv_heads, -1, seq_len), value)
+    attended = torch.matmul(weights.reshape(num_kv_heads, -1, num_keys), value)
     attended = attended.view(num_kv_heads, query_len, queries_per_kv, head_size).transpose(0, 1)
     return attended.reshape(query_len, num_heads, head_size).to(query.dtype)

@@ -17,13 +17,21 @@ from pagedbatch.outputs import BlockCopy, PoolCounts
 TokenSlice = Callable[[int, int], list[int]]
 
 
-class BlockTable:
-    """A sequence's block ids in order, and the cache entries of its leading full blocks."""
+#: Stands in a table where a block was dropped, because its tokens have left every attention window.
+NO_BLOCK = -1
 
-    __slots__ = ("blocks", "cacheable", "entries", "root")
+
+class BlockTable:
+    """A sequence's block ids in order, and the cache entries of its leading full blocks.
+
+    The first `num_dropped` blocks are gone: they hold `NO_BLOCK`.
+    """
+
+    __slots__ = ("blocks", "cacheable", "entries", "num_dropped", "root")
 
     def __init__(self, root: int) -> None:
         self.root = root
+        self.num_dropped = 0
         self.blocks: list[int] = []
         self.entries: list[CachedBlock] = []
         self.cacheable = True
@@ -32,9 +40,20 @@ class BlockTable:
     def chain_hash(self) -> int:
         return self.entries[-1].chain_hash if self.entries else self.root
 
+    @property
+    def owned(self) -> list[int]:
+        """The blocks that are there, in order."""
+        return self.blocks[self.num_dropped :] if self.num_dropped else self.blocks
+
     def copy(self) -> BlockTable:
+        return self.moved(self.owned)
+
+    def moved(self, owned: list[int]) -> BlockTable:
+        """The same contents in other blocks."""
         twin = BlockTable(self.root)
-        twin.blocks, twin.entries, twin.cacheable = list(self.blocks), list(self.entries), self.cacheable
+        twin.num_dropped = self.num_dropped
+        twin.blocks = [NO_BLOCK] * self.num_dropped + owned
+        twin.entries, twin.cacheable = list(self.entries), self.cacheable
         return twin
 
 
@@ -63,7 +82,7 @@ class BlockManager:
     # --- ask -----------------------------------------------------------------------------------------------------
 
     def block_table(self, seq_id: int) -> list[int]:
-        """The manager's own list of block ids: read it now, don't keep or change it."""
+        """The manager's own list of block ids, some `NO_BLOCK`: read it now, don't keep or change it."""
         return self._tables[seq_id].blocks
 
     def has_table(self, seq_id: int) -> bool:
@@ -159,6 +178,15 @@ class BlockManager:
             self._fill(blocks[index], min(self.block_size, stop - index * self.block_size))
         return copy
 
+    def drop_before(self, seq_id: int, position: int) -> None:
+        """Gives up, once, the blocks that hold nothing but tokens before `position`."""
+        table = self._tables[seq_id]
+        for index in range(table.num_dropped, position // self.block_size):
+            self._free(table.blocks[index])
+            table.blocks[index] = NO_BLOCK
+            table.num_dropped += 1
+            self._logical_blocks -= 1
+
     def check_writable(self, seq_id: int, start: int) -> None:
         """No block that takes tokens from `start` on has a second owner.
 
@@ -193,16 +221,16 @@ class BlockManager:
     def fork(self, parent_id: int, child_id: int) -> None:
         """The child takes the parent's table: every block gets one more owner, nothing is copied."""
         table = self._tables[parent_id].copy()
-        for block_id in table.blocks:
+        for block_id in table.owned:
             self.pool.share(block_id)
         self._tables[child_id] = table
-        self._logical_blocks += len(table.blocks)
+        self._logical_blocks += len(table.owned)
 
     def free(self, seq_id: int) -> None:
         """Gives back the blocks of a sequence, last first, so that a cached prefix outlives its continuations."""
         table = self._tables.pop(seq_id)
-        self._logical_blocks -= len(table.blocks)
-        for block_id in reversed(table.blocks):
+        self._logical_blocks -= len(table.owned)
+        for block_id in reversed(table.owned):
             self._free(block_id)
 
     def swap_out(self, seq_ids: list[int]) -> list[BlockCopy]:
@@ -211,9 +239,8 @@ class BlockManager:
         first = set(moved)
         for seq_id in seq_ids:
             table = self._tables[seq_id]
-            twin = table.copy()
-            twin.blocks = [moved[block_id] for block_id in table.blocks]
-            self._take_all(self.swap_pool, table.blocks, twin.blocks, first)
+            twin = table.moved([moved[block_id] for block_id in table.owned])
+            self._take_all(self.swap_pool, table.owned, twin.owned, first)
             self.free(seq_id)
             self._swapped[seq_id] = twin
         return [BlockCopy(device, host) for device, host in moved.items()]
@@ -238,14 +265,13 @@ class BlockManager:
         first = set(distinct)
         for seq_id, length in num_tokens.items():
             table = self._swapped.pop(seq_id)
-            twin = table.copy()
-            twin.blocks = [moved[host] for host in table.blocks]
-            self._take_all(self.pool, table.blocks, twin.blocks, first)
-            for host in table.blocks:
+            twin = table.moved([moved[host] for host in table.owned])
+            self._take_all(self.pool, table.owned, twin.owned, first)
+            for host in table.owned:
                 self.swap_pool.free(host)
             self._tables[seq_id] = twin
-            self._logical_blocks += len(twin.blocks)
-            for index, block_id in enumerate(twin.blocks):
+            self._logical_blocks += len(twin.owned)
+            for index, block_id in enumerate(twin.owned, start=twin.num_dropped):
                 self._fill(block_id, min(self.block_size, length - index * self.block_size))
         return copies
 
@@ -278,7 +304,7 @@ class BlockManager:
         found: dict[int, CachedBlock | None] = {}
         for seq_id in seq_ids:
             table = tables[seq_id]
-            for index, block_id in enumerate(table.blocks):
+            for index, block_id in enumerate(table.owned, start=table.num_dropped):
                 entry = table.entries[index] if index < len(table.entries) else None
                 found[block_id] = entry or found.get(block_id)
         return found
@@ -301,10 +327,10 @@ class BlockManager:
         self.pool.check_integrity()
         self.swap_pool.check_integrity()
         for pool, tables in ((self.pool, self._tables), (self.swap_pool, self._swapped)):
-            owners = Counter(block_id for table in tables.values() for block_id in table.blocks)
+            owners = Counter(block_id for table in tables.values() for block_id in table.owned)
             if any(owners[block_id] != count for block_id, count in enumerate(pool.ref_count)):
                 raise BlockAccountingError(f"ref counts of a pool of {pool.num_blocks} blocks differ from its tables")
-        logical = sum(len(table.blocks) for table in self._tables.values())
+        logical = sum(len(table.owned) for table in self._tables.values())
         filled = sum(self._filled[b] for b, count in enumerate(self.pool.ref_count) if count)
         if logical != self._logical_blocks or filled != self._filled_slots:
             raise BlockAccountingError(

@@ -113,6 +113,8 @@ class Scheduler:
 
     def _serve(self, group: SequenceGroup, plan: StepPlan, first_victim: int) -> None:
         """Gives a running group the tokens it misses, as far as budget and blocks reach."""
+        if self.config.window is not None:
+            self._drop_out_of_window(group, self.config.window)
         before = plan.num_tokens
         if not self._closes_gap(group, plan):
             self._catch_up(group, plan, first_victim)
@@ -127,6 +129,12 @@ class Scheduler:
         """Whether the budget reaches for all that the group misses."""
         is_open = all(self.blocks.has_table(seq.seq_id) for seq in group.sequences)
         return is_open and group.num_missing_tokens <= plan.tokens_left
+
+    def _drop_out_of_window(self, group: SequenceGroup, window: int) -> None:
+        """Gives back the blocks that no token still to be computed can see."""
+        for seq in group.sequences:
+            if self.blocks.has_table(seq.seq_id):
+                self.blocks.drop_before(seq.seq_id, seq.num_computed_tokens - window + 1)
 
     def _catch_up(self, group: SequenceGroup, plan: StepPlan, first_victim: int) -> None:
         """Computes what fits of a gap too large for this step, or of a group that lost its blocks.
@@ -277,13 +285,18 @@ class Scheduler:
     def _blocks_at_most(self, group: SequenceGroup) -> int:
         """Blocks that a group holds at its largest: full prompt blocks once, then a tail of each sequence.
 
-        The last generated token is never computed, so its K/V take no slot.
+        The last generated token is never computed, so its K/V take no slot. With a window, no more of the prompt is
+        held than the window before a step's tokens and those, and no more of a tail than the window.
         """
         size = self.config.block_size
         num_prompt = len(group.prompt_token_ids)
         num_stored = num_prompt + group.params.max_tokens - 1
         num_shared = num_prompt // size
-        return num_shared + group.params.width * (-(-num_stored // size) - num_shared)
+        num_tail = -(-num_stored // size) - num_shared
+        if self.config.window is not None:
+            num_shared = min(num_shared, (self.config.window + self.config.max_num_batched_tokens) // size + 2)
+            num_tail = min(num_tail, self.config.window // size + 2)
+        return num_shared + group.params.width * num_tail
 
     def _never_message(self, group: SequenceGroup) -> str:
         params = group.params

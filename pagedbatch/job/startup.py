@@ -97,6 +97,7 @@ def open_device_side(settings: RunSettings, text: TextSide) -> DeviceSide:
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=text.defaults.max_model_len,
+        window=text.defaults.window,
         preemption=settings.preemption,
         prefix_cache=settings.prefix_cache,
         eos_token_ids=text.defaults.eos_token_ids,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pagedbatch.model.kv_cache import cache_shape
-from pagedbatch.model.support import max_model_len, what_is_missing
+from pagedbatch.model.support import max_model_len, sliding_windows, what_is_missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +55,6 @@ def model_facts(config: Any) -> ModelFacts:
         has_sinks=config.model_type == "gpt_oss",
         checkpoint_dtype=dtype if isinstance(dtype, torch.dtype) else None,
     )
-
-
-def sliding_windows(config: Any) -> list[int | None]:
-    """The sliding window of each layer in tokens, None where the layer sees everything."""
-    window = getattr(config, "sliding_window", None)
-    if window is None or getattr(config, "use_sliding_window", True) is False:
-        return [None] * config.num_hidden_layers
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
-    return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
 def _windows(config: Any) -> dict[int, int]:

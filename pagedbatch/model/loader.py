@@ -19,7 +19,7 @@ from transformers.utils import logging as hf_logging
 
 from pagedbatch.errors import UsageError
 from pagedbatch.model.attention import ATTENTION_NAME, register_attention
-from pagedbatch.model.support import check_supported, max_model_len
+from pagedbatch.model.support import check_supported, common_window, max_model_len
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -32,12 +32,14 @@ class ModelDefaults:
     """What a model says about itself before its weights are loaded.
 
     `generation` holds values for `GenerationParams` fields from the model's generation_config, where it samples.
+    `window` is the largest attention window where every layer has one.
     """
 
     generation: dict[str, Any]
     eos_token_ids: frozenset[int]
     max_model_len: int
     vocab_size: int
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ def model_defaults(model: str, *, trust_remote_code: bool = False) -> ModelDefau
         eos_token_ids=_token_ids(generation_config.eos_token_id) or _token_ids(getattr(config, "eos_token_id", None)),
         max_model_len=max_model_len(config),
         vocab_size=config.vocab_size,
+        window=common_window(config),
     )
 
 

@@ -69,3 +69,18 @@ def max_model_len(config: Any) -> int:
         )
         return min(longest, int(original)) if original else longest
     return longest
+
+
+def sliding_windows(config: Any) -> list[int | None]:
+    """The sliding window of each layer in tokens, None where the layer sees everything."""
+    window = getattr(config, "sliding_window", None)
+    if window is None or getattr(config, "use_sliding_window", True) is False:
+        return [None] * config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def common_window(config: Any) -> int | None:
+    """The largest window, where every layer has one: tokens before it are never looked at again."""
+    windows = sliding_windows(config)
+    return None if None in windows else max(window for window in windows if window is not None)
