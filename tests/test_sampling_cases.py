@@ -129,11 +129,12 @@ def test_how_many_logprobs(table_model_path: Path, num_beams: int, logprobs: int
 def test_repetition_penalty_counts_the_prompt_and_presence_penalty_does_not(table_model_path: Path) -> None:
     """After "ba" comes b, unless the b of the prompt counts."""
     assert texts(table_model_path, run_text(table_model_path, "ba", max_tokens=1)) == ["b"]
-    for settings, first in (
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"repetition_penalty": 5.0}, "c"),
         ({"presence_penalty": 5.0}, "b"),
         ({"frequency_penalty": 5.0}, "b"),
-    ):
+    ]
+    for settings, first in cases:
         outputs = run_text(table_model_path, "ba", max_tokens=1, **settings)
         assert texts(table_model_path, outputs) == [first]
 
