@@ -113,5 +113,5 @@ def test_tensors_for_the_kernels_put_every_row_in_a_run() -> None:
     assert shared.prefix_lens.tolist() == [0, 32, 0]
     assert shared.query_start_loc.tolist() == [0, 1, 5, 6]
     assert shared.seq_prefix_lens.tolist() == [0, 32, 32, 0]
-    assert (shared.max_query_len, shared.max_prefix_len) == (4, 32)
+    assert (shared.max_query_len, shared.max_prefix_len, shared.max_tail_len) == (4, 32, 32)
     assert SharedPrefixes.from_groups([], tables, [0, 1, 2, 5, 6], 16, torch.device("cpu")) is None

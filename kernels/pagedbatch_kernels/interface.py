@@ -68,6 +68,7 @@ class SharedPrefixes:
     seq_prefix_lens: Tensor  #: int32 [num_seqs], the prefix of the sequence's run
     max_query_len: int  #: query tokens of the largest run
     max_prefix_len: int
+    max_tail_len: int  #: no sequence has more tokens after its prefix
 
     @classmethod
     def from_groups(
@@ -92,6 +93,7 @@ class SharedPrefixes:
         width = max(run.num_blocks for run in runs)
         tables = [[*block_tables[run.first_row][: run.num_blocks], *[0] * (width - run.num_blocks)] for run in runs]
         starts = [query_start_loc[run.first_row] for run in runs] + [query_start_loc[-1]]
+        seq_prefix_lens = [run.num_blocks * block_size for run in runs for _ in range(run.num_rows)]
 
         def on_device(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
             host = torch.tensor(numbers, dtype=torch.int32, pin_memory=device.type == "cuda")
@@ -101,9 +103,12 @@ class SharedPrefixes:
             block_tables=on_device(tables),
             prefix_lens=on_device([run.num_blocks * block_size for run in runs]),
             query_start_loc=on_device(starts),
-            seq_prefix_lens=on_device([run.num_blocks * block_size for run in runs for _ in range(run.num_rows)]),
+            seq_prefix_lens=on_device(seq_prefix_lens),
             max_query_len=max(after - before for before, after in pairwise(starts)),
             max_prefix_len=width * block_size,
+            max_tail_len=max(
+                len(table) * block_size - prefix for table, prefix in zip(block_tables, seq_prefix_lens, strict=True)
+            ),
         )
 
 

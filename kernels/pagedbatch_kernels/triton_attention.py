@@ -96,11 +96,9 @@ def plan_passes(
             causal=False,
             shape=shape(len(shared.prefix_lens), shared.max_query_len, shared.max_prefix_len),
         )
-        kv_begin = shared.seq_prefix_lens
+        kv_begin, max_kv_len = shared.seq_prefix_lens, shared.max_tail_len
     else:
-        prefix, kv_begin = None, None
-
-    max_kv_len = batch.max_seq_len
+        prefix, kv_begin, max_kv_len = None, None, batch.max_seq_len
     if sliding_window is not None:
         max_kv_len = min(max_kv_len, sliding_window + 128)  # a tile holds up to 128 tokens, each with its own window
     own = AttentionPass(

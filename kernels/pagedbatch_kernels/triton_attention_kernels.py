@@ -146,7 +146,7 @@ def attention_kernel(
     query = tl.load(
         query_ptr
         + (query_start + token)[:, None].to(tl.int64) * stride_query_token
-        + head[:, None] * stride_query_head
+        + head[:, None].to(tl.int64) * stride_query_head
         + dim,
         mask=row_ok[:, None] & dim_ok,
         other=0.0,

@@ -51,7 +51,7 @@ def _write_kv_kernel(
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping_ptr + token)
     element = tl.arange(0, ELEMENTS)
-    head, dim = element // HEAD_SIZE, element % HEAD_SIZE
+    head, dim = (element // HEAD_SIZE).to(tl.int64), element % HEAD_SIZE
     ok = element < NUM_KV_HEADS * HEAD_SIZE
     target = slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_slot + head * stride_kv_head + dim
     key = tl.load(key_ptr + token * stride_key_token + head * stride_key_head + dim, mask=ok)
