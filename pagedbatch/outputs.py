@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pagedbatch.constraint import Allowed
 from pagedbatch.params import GenerationParams
 
 #: The most likely tokens of one position: (token id, logprob), best first.
@@ -47,6 +48,7 @@ class SampleTask:
     """Draw one token for each of `sample_indices` from the last position of scheduled sequence `row`.
 
     More than one index stands only at the first position of a group with n > 1. `position` counts generated tokens.
+    `allowed` is what the row's constraint leaves; None: it has none.
     """
 
     row: int
@@ -55,6 +57,7 @@ class SampleTask:
     sample_indices: tuple[int, ...]
     position: int
     history: History | None = None
+    allowed: Allowed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class BeamTask:
     num_candidates: int
     position: int
     histories: list[History] | None = None
+    allowed: list[Allowed] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,10 @@ class SchedulerOutput:
 
 @dataclass(frozen=True, slots=True)
 class SampleResult:
-    """What a `SampleTask` drew: one entry a sample index. `error` is set when the row's logits are not numbers."""
+    """What a `SampleTask` drew: one entry a sample index, or none where its constraint leaves nothing to draw.
+
+    `error` is set when the row's logits are not numbers.
+    """
 
     token_ids: list[int]
     logprobs: list[float]

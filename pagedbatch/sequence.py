@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import islice
 
+from pagedbatch.constraint import Constraint, ConstraintState
 from pagedbatch.outputs import TopLogprobs
 from pagedbatch.params import GenerationParams
 
@@ -24,6 +25,7 @@ class Request:
     params: GenerationParams
     rng_key: int = 0
     priority: int = 0
+    constraint: Constraint | None = None
 
 
 class TokenNode:
@@ -65,7 +67,8 @@ class Sequence:
     """One growing output of a group: its history, and how far its K/V stand in the pool."""
 
     __slots__ = (
-        "cumulative_logprob", "group", "num_computed_tokens", "peak_computed_tokens", "sample_index", "seq_id", "tail",
+        "constraint", "cumulative_logprob", "group", "num_computed_tokens", "peak_computed_tokens", "sample_index",
+        "seq_id", "tail",
     )  # fmt: skip
 
     def __init__(self, seq_id: int, group: SequenceGroup, sample_index: int) -> None:
@@ -77,6 +80,7 @@ class Sequence:
         self.num_computed_tokens = 0
         #: The most tokens that were ever computed: what lies below it and is computed again is recomputation.
         self.peak_computed_tokens = 0
+        self.constraint: ConstraintState | None = None
 
     @property
     def num_output_tokens(self) -> int:
@@ -103,6 +107,12 @@ class Sequence:
         outputs = output_token_ids(self.tail, last=self.num_tokens - first_output)
         return prompt[start:first_output] + outputs[: stop - first_output]
 
+    def append(self, node: TokenNode) -> None:
+        """Takes in the next generated token, which ended nothing."""
+        self.tail = node
+        if self.constraint is not None:
+            self.constraint.advance(node.token_id)
+
     def fork(self, seq_id: int) -> Sequence:
         """A child with the same history; its block table is forked by the block manager."""
         child = Sequence(seq_id, self.group, self.sample_index)
@@ -110,6 +120,7 @@ class Sequence:
         child.cumulative_logprob = self.cumulative_logprob
         child.num_computed_tokens = self.num_computed_tokens
         child.peak_computed_tokens = self.peak_computed_tokens
+        child.constraint = None if self.constraint is None else self.constraint.fork()
         return child
 
 

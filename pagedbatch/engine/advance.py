@@ -47,7 +47,7 @@ class GroupAdvancer:
             group.sequences[at : at + 1] = children
         for child, sample_index, node in zip(children, survivors, grown, strict=True):
             child.sample_index = sample_index
-            child.tail = node
+            child.append(node)
             child.cumulative_logprob += node.logprob
 
     def advance_beams(self, group: SequenceGroup, task: BeamTask, result: BeamResult) -> bool:
@@ -81,7 +81,7 @@ class GroupAdvancer:
         grown = [grow(i) for i in step.survivors]
         group.sequences = self._descend(beams, [parents[i] for i in step.survivors])
         for beam, node, i in zip(group.sequences, grown, step.survivors, strict=True):
-            beam.tail = node
+            beam.append(node)
             beam.cumulative_logprob = result.scores[i]
         return False
 

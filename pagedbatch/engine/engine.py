@@ -23,6 +23,9 @@ from pagedbatch.outputs import (
 )
 from pagedbatch.sequence import FinishedSequence, Request, SequenceGroup
 
+#: A row's error when not even one of its outputs could be completed.
+NO_OUTPUT = "no output is possible: the row's settings leave no token to choose before one is complete"
+
 
 class Runner(Protocol):
     """Executes a step on the device."""
@@ -112,6 +115,8 @@ class Engine:
         for group in touched.values():
             if group.error is not None or group.search_is_over or not group.sequences:
                 self.scheduler.retire(group)
+                if group.error is None and not group.finished:
+                    group.error = NO_OUTPUT
                 yield _failed(group, group.error) if group.error is not None else _finished(group)
 
 

@@ -62,7 +62,9 @@ class Scheduler:
         """Queues a request. Its first sequence exists from now on; its siblings appear when it first draws."""
         group = SequenceGroup(request, self._num_arrivals)
         self._num_arrivals += 1
-        group.sequences.append(Sequence(self.new_seq_id(), group, 0))
+        seq = Sequence(self.new_seq_id(), group, 0)
+        seq.constraint = None if request.constraint is None else request.constraint.start()
+        group.sequences.append(seq)
         self._enqueue(group)
 
     def new_seq_id(self) -> int:
@@ -190,16 +192,19 @@ class Scheduler:
         histories = None
         if params.reads_history:
             histories = [History(group.prompt_token_ids, output_token_ids(seq.tail)) for seq in group.sequences]
+        allowed = [seq.constraint.allowed() for seq in group.sequences if seq.constraint is not None] or None
         if params.use_beam_search:
             wanted = num_candidates(params.num_beams, self.stops.num_end_tokens(params))
             scores = [seq.cumulative_logprob for seq in group.sequences]
-            plan.beams.append(BeamTask(range(rows[0], rows[-1] + 1), params, scores, wanted, position, histories))
+            beams = range(rows[0], rows[-1] + 1)
+            plan.beams.append(BeamTask(beams, params, scores, wanted, position, histories, allowed))
             plan.searchers.append(group)
             return
         for i, (seq, row) in enumerate(zip(group.sequences, rows, strict=True)):
             indices = tuple(range(params.n)) if position == 0 else (seq.sample_index,)
             history = None if histories is None else histories[i]
-            plan.samples.append(SampleTask(row, params, group.request.rng_key, indices, position, history))
+            own = None if allowed is None else allowed[i]
+            plan.samples.append(SampleTask(row, params, group.request.rng_key, indices, position, history, own))
             plan.samplers.append(seq)
 
     # --- blocks run short ----------------------------------------------------------------------------------------

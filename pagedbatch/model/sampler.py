@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pagedbatch.model.allowed import keep_allowed_
 from pagedbatch.model.philox import uniforms
 from pagedbatch.model.processors import changes_scores, process_row
 from pagedbatch.model.selection import first_largest, largest
@@ -62,12 +63,14 @@ class Sampler:
         token_ids = iter(drawn.tolist())
         tops = _top_logprobs([task.params.logprobs for task in tasks], raw, normalisers)
         for task, top, error in zip(tasks, tops, errors, strict=True):
-            yield SampleResult(
+            result = SampleResult(
                 token_ids=[next(token_ids) for _ in task.sample_indices],
                 logprobs=[next(logprobs) for _ in task.sample_indices],
                 top_logprobs=None if top is None else [top] * len(task.sample_indices),
                 error=error,
             )
+            is_dead_end = error == NOTHING_LEFT and task.allowed is not None
+            yield SampleResult([], []) if is_dead_end else result
 
     def _processed(self, tasks: list[SampleTask], raw: Tensor, normalisers: Tensor) -> tuple[Tensor, list[str | None]]:
         """The scores after every control, in a new tensor if any control changes them; and what is wrong with a row.
@@ -76,12 +79,14 @@ class Sampler:
         """
         errors: list[str | None] = [None if ok else NOT_NUMBERS for ok in torch.isfinite(normalisers).tolist()]
         changed = [i for i, task in enumerate(tasks) if changes_scores(task.params, task.position)]
-        if not changed and not any(errors):
+        constrained = [i for i, task in enumerate(tasks) if task.allowed is not None]
+        if not changed and not constrained and not any(errors):
             return raw, errors
         scores = raw.clone()
         for i in changed:
             task = tasks[i]
             process_row(scores[i], task.params, task.position, task.history, self._eos_token_ids)
+        keep_allowed_(scores, constrained, [task.allowed for task in tasks if task.allowed is not None])
         possible = torch.isfinite(scores.amax(dim=-1)).tolist()
         errors = [error or (None if ok else NOTHING_LEFT) for error, ok in zip(errors, possible, strict=True)]
         for i, error in enumerate(errors):
@@ -116,6 +121,8 @@ class Sampler:
             for i, row in enumerate(logprobs):
                 history = None if task.histories is None else task.histories[i]
                 process_row(row, task.params, task.position, history, self._eos_token_ids)
+        if task.allowed is not None:
+            keep_allowed_(logprobs, range(len(raw)), task.allowed)
         sums = logprobs + torch.tensor(task.scores, dtype=torch.float32, device=raw.device).unsqueeze(1)
         scores, candidates = largest(sums.view(1, -1), min(task.num_candidates, sums.numel()))
         possible = torch.isfinite(scores)  # a control may rule continuations out altogether

@@ -1,0 +1,52 @@
+"""What a constraint is to the engine: a state for each sequence, which knows the tokens that may come next.
+
+Knows neither catalogs nor grammars. They are in `engine/catalog.py` and `model/grammar.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AllowedIds:
+    """The tokens that may come next, listed: int64 [num_allowed]."""
+
+    token_ids: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AllowedMask:
+    """The tokens that may come next, as bits: int32 [ceil(vocab_size / 32)].
+
+    Token t may come where bit t % 32 of word t // 32, counted from the lowest, is set.
+    """
+
+    words: np.ndarray
+
+
+Allowed = AllowedIds | AllowedMask
+
+
+class ConstraintState(Protocol):
+    """Where one sequence stands. It belongs to that sequence alone: a fork gets a state of its own."""
+
+    def allowed(self) -> Allowed:
+        """What may come next. End tokens are among it where the output may end here."""
+
+    def advance(self, token_id: int) -> None:
+        """Takes in a token that was allowed and ended nothing."""
+
+    def fork(self) -> ConstraintState:
+        """A state that stands at the same place and goes on by itself."""
+
+
+class Constraint(Protocol):
+    """What every output of a request must obey."""
+
+    def start(self) -> ConstraintState:
+        """The state of a sequence that generated nothing yet."""

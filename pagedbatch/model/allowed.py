@@ -1,0 +1,46 @@
+"""What a constraint allows, applied to scores. Knows no sequence, and not where the constraint came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagedbatch.constraint import Allowed, AllowedIds, AllowedMask
+
+_NEVER = float("-inf")
+
+
+def keep_allowed_(scores: Tensor, rows: Sequence[int], allowed: Sequence[Allowed]) -> None:
+    """Sets to minus infinity, in place, what may not come next. What may come keeps its score.
+
+    Args:
+        scores: float32 [num_rows, vocab_size].
+        rows: the rows that are constrained.
+        allowed: what each of `rows` may go on with.
+    """
+    listed = [(row, each.token_ids) for row, each in zip(rows, allowed, strict=True) if isinstance(each, AllowedIds)]
+    masked = [(row, each.words) for row, each in zip(rows, allowed, strict=True) if isinstance(each, AllowedMask)]
+    if listed:
+        _keep_listed_(scores, *zip(*listed, strict=True))
+    if masked:
+        _keep_masked_(scores, *zip(*masked, strict=True))
+
+
+def _keep_listed_(scores: Tensor, rows: Sequence[int], token_ids: Sequence[np.ndarray]) -> None:
+    lengths = [len(ids) for ids in token_ids]
+    row_of_id = torch.from_numpy(np.repeat(np.array(rows), lengths)).to(scores.device)
+    ids = torch.from_numpy(np.concatenate(token_ids)).to(scores.device)
+    kept = scores[row_of_id, ids]
+    scores[torch.tensor(rows, device=scores.device)] = _NEVER
+    scores[row_of_id, ids] = kept
+
+
+def _keep_masked_(scores: Tensor, rows: Sequence[int], words: Sequence[np.ndarray]) -> None:
+    octets = torch.from_numpy(np.stack(words).astype("<i4", copy=False).view(np.uint8)).to(scores.device)
+    bits = (octets.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=scores.device)) & 1
+    forbidden = bits.flatten(1)[:, : scores.shape[1]] == 0
+    index = torch.tensor(rows, device=scores.device)
+    scores[index] = scores[index].masked_fill_(forbidden, _NEVER)
