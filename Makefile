@@ -31,15 +31,17 @@ endif
 # Shell: sets $$model.
 FIND_MODEL = model='$(MODEL)'; [ -n "$$model" ] || model=$$($(PY) recipes/demo_model.py) || exit 1
 
-.PHONY: help setup own-environment test lint fidelity $(RECIPES)
+.PHONY: help setup own-environment test lint fidelity kernels-check gpu-check $(RECIPES)
 
 help:
 	@echo "make demo                 answer recipes/data/demo.jsonl with SmolLM2-135M-Instruct"
 	@echo "make test                 run the tests"
 	@echo "make lint                 ruff and mypy"
 	@echo "make fidelity             greedy answers against Hugging Face's generate, on PROMPTS"
+	@echo "make kernels-check        compile the Triton kernels for each target, without a GPU: registers, spills, memory"
+	@echo "make gpu-check            the kernels and the engine on the GPU at hand; DRY=1: at toy size, without one"
 	@echo "make NAME                 run recipes/NAME.toml: $(RECIPES)"
-	@echo "variables                 PYTHON VENV VENV_FLAGS TORCH MODEL PROMPTS LIMIT RUN_FLAGS TEST_FLAGS"
+	@echo "variables                 PYTHON VENV VENV_FLAGS TORCH MODEL PROMPTS LIMIT DRY RUN_FLAGS TEST_FLAGS"
 
 setup: $(SETUP)
 
@@ -71,6 +73,12 @@ lint: $(SETUP)
 
 fidelity: $(SETUP)
 	@$(FIND_MODEL); $(PY) tests/check_fidelity.py "$$model" $(PROMPTS)
+
+kernels-check: $(SETUP)
+	@$(PY) kernels/check.py
+
+gpu-check: $(SETUP)
+	@$(PY) kernels/gpu_check.py $(if $(DRY),--dry)
 
 $(RECIPES): $(SETUP)
 	@mkdir -p out

@@ -4,7 +4,8 @@ The sections, in the shape of Qwen3-0.6B's attention (16 query heads on 8 KV hea
 - every kernel against the torch reference;
 - decoding, as the share of a measured device copy's bandwidth that reading K/V reaches, for batches and contexts;
 - the same and a prefill against torch's flash attention on contiguous K/V;
-- shared prefix against plain, and what the gate would have chosen.
+- shared prefix against plain, and what the gate would have chosen;
+- the whole engine with random weights (`gpu_end_to_end.py`).
 
 Ends with a table, then one line of JSON. Exit 1 when a result is wrong; a missed goal is only shown. `--dry` runs the
 same script at toy size in Triton's interpreter, without a GPU; its times mean nothing.
@@ -31,6 +32,7 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import torch
 import triton
+from gpu_end_to_end import run_workloads
 from pagedbatch_kernels import reference, triton_backend
 from pagedbatch_kernels.interface import AttentionBatch, CacheShape, SharedPrefixes
 from pagedbatch_kernels.launch import prefix_costs
@@ -312,8 +314,20 @@ def prefix_row(setup: Setup, num_rows: int, prefix_len: int, costs: PrefixCosts)
     )
 
 
+def end_to_end(setup: Setup) -> Iterator[Row]:
+    """Rows answered, from random weights to tokens."""
+    for outcome in run_workloads(dry=setup.dry):
+        yield Row("end to end", outcome.name, outcome.figures, goal=outcome.goal)
+
+
 #: Run in this order; each yields its rows as it goes.
-SECTIONS: tuple[Callable[[Setup], Iterator[Row]], ...] = (correctness, decode_bandwidth, against_sdpa, shared_prefix)
+SECTIONS: tuple[Callable[[Setup], Iterator[Row]], ...] = (
+    correctness,
+    decode_bandwidth,
+    against_sdpa,
+    shared_prefix,
+    end_to_end,
+)
 
 
 def dry_setup() -> Setup:
