@@ -17,15 +17,23 @@ DEFAULT_MAX_TOKENS = 256
 MAX_LENGTH_PENALTY = 50
 
 
+#: A text, or the token ids of one.
+BadWord = str | tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationParams:
     """The resolved settings of one request.
 
     `temperature` 0 is greedy. `num_beams` > 1 is beam search and then `n` is how many of its hypotheses are returned.
-    `logprobs` K asks for the chosen token's logprob and the K most likely tokens of each position.
+    `best_of` samples are drawn and the `n` with the best mean logprob returned, the best first. Samples are numbered
+    from `sample_index` on: a sample depends on the seed, the row's id and its number alone. `logprobs` K asks for the
+    chosen token's logprob and the K most likely tokens of each position. `allowed_token_ids` empty allows all.
     """
 
     n: int = 1
+    best_of: int | None = None
+    sample_index: int = 0
     num_beams: int = 1
     temperature: float = 0.0
     top_p: float = 1.0
@@ -36,13 +44,18 @@ class GenerationParams:
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
     logprobs: int | None = None
+    logprobs_mode: str = "raw"
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[BadWord, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
     length_penalty: float = 1.0
     early_stopping: bool | str = False
 
@@ -51,9 +64,23 @@ class GenerationParams:
         return self.num_beams > 1
 
     @property
+    def num_samples(self) -> int:
+        """Samples that are drawn; without meaning in beam search."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def sample_indices(self) -> tuple[int, ...]:
+        return tuple(range(self.sample_index, self.sample_index + self.num_samples))
+
+    @property
+    def bad_words_ids(self) -> list[tuple[int, ...]]:
+        """The token sequences among `bad_words`: all of them, once the strings were encoded."""
+        return [word for word in self.bad_words if not isinstance(word, str)]
+
+    @property
     def width(self) -> int:
-        """Sequences alive at once after the first token: samples, or beams."""
-        return self.num_beams if self.use_beam_search else self.n
+        """Sequences after the first token: samples, or beams."""
+        return self.num_beams if self.use_beam_search else self.num_samples
 
     @property
     def reads_history(self) -> bool:
@@ -63,6 +90,7 @@ class GenerationParams:
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
             or self.no_repeat_ngram_size > 0
+            or any(len(word) > 1 for word in self.bad_words_ids)
         )
 
 
@@ -128,6 +156,29 @@ def _logprobs(name: str, value: Any) -> int | None:
     return _integer(name, value)
 
 
+def _bad_words(name: str, value: Any) -> tuple[BadWord, ...]:
+    items = [value] if isinstance(value, str) else value
+    if isinstance(items, (list, tuple)) and all(isinstance(item, (str, list, tuple)) and item for item in items):
+        return tuple(item if isinstance(item, str) else _token_ids(name, item) for item in items)
+    raise ParamError(f"{name} must be a list of texts or of lists of token ids, got {value!r}")
+
+
+def _allowed_token_ids(name: str, value: Any) -> tuple[int, ...]:
+    token_ids = _token_ids(name, value)
+    if not token_ids:
+        raise ParamError(f"{name} is empty: nothing could be generated")
+    return tuple(sorted(set(token_ids)))
+
+
+def _choice(*choices: str) -> Callable[[str, Any], str]:
+    def read(name: str, value: Any) -> str:
+        if value not in choices:
+            raise ParamError(f"{name} must be {' or '.join(choices)}, got {value!r}")
+        return str(value)
+
+    return read
+
+
 def _early_stopping(name: str, value: Any) -> bool | str:
     named = {"true": True, "false": False, "never": "never"}
     if isinstance(value, str) and value.lower() in named:
@@ -140,6 +191,8 @@ def _early_stopping(name: str, value: Any) -> bool | str:
 #: How each field is read from JSON or TOML. The keys are exactly the fields of `GenerationParams`.
 READERS: dict[str, Callable[[str, Any], Any]] = {
     "n": _integer,
+    "best_of": _integer,
+    "sample_index": _integer,
     "num_beams": _integer,
     "temperature": _number,
     "top_p": _number,
@@ -150,13 +203,18 @@ READERS: dict[str, Callable[[str, Any], Any]] = {
     "min_tokens": _integer,
     "stop": _strings,
     "stop_token_ids": _token_ids,
+    "include_stop": _boolean,
     "ignore_eos": _boolean,
+    "skip_special_tokens": _boolean,
     "logprobs": _logprobs,
+    "logprobs_mode": _choice("raw", "processed"),
     "presence_penalty": _number,
     "frequency_penalty": _number,
     "repetition_penalty": _number,
     "no_repeat_ngram_size": _integer,
     "logit_bias": _logit_bias,
+    "bad_words": _bad_words,
+    "allowed_token_ids": _allowed_token_ids,
     "length_penalty": _number,
     "early_stopping": _early_stopping,
 }
@@ -177,7 +235,8 @@ def resolve(model_defaults: Mapping[str, Any], *layers: Mapping[str, Any]) -> Ge
     values = {name: READERS[name](name, value) for name, value in {**model_defaults, **asked}.items()}
     uses_beams = values.get("num_beams", 1) > 1
     if "temperature" not in asked and (uses_beams or "temperature" not in values):
-        values["temperature"] = 1.0 if values.get("n", 1) > 1 and not uses_beams else 0.0
+        num_samples = values.get("best_of") or values.get("n", 1)
+        values["temperature"] = 1.0 if num_samples > 1 and not uses_beams else 0.0
     params = GenerationParams(**values)
     _check(params)
     return params
@@ -186,6 +245,8 @@ def resolve(model_defaults: Mapping[str, Any], *layers: Mapping[str, Any]) -> Ge
 def _check(p: GenerationParams) -> None:
     bounds = (
         (p.n >= 1, f"n must be at least 1, got {p.n}"),
+        (p.best_of is None or p.best_of >= p.n, f"best_of {p.best_of} is below n {p.n}: so many samples must be drawn"),
+        (p.sample_index >= 0, f"sample_index must be 0 or more, got {p.sample_index}"),
         (p.num_beams >= 1, f"num_beams must be at least 1, got {p.num_beams}"),
         (p.temperature >= 0, f"temperature must be 0 (greedy) or more, got {p.temperature}"),
         (0 < p.top_p <= 1, f"top_p must be above 0 and at most 1, got {p.top_p}"),
@@ -211,7 +272,14 @@ def _check(p: GenerationParams) -> None:
         raise ParamError(
             f"temperature {p.temperature} can't be combined with num_beams {p.num_beams}: beams don't sample"
         )
-    if not p.use_beam_search and p.n > 1 and p.temperature == 0:
+    if p.use_beam_search and (p.best_of is not None or p.sample_index > 0):
+        name = "sample_index" if p.best_of is None else "best_of"
         raise ParamError(
-            f"n {p.n} with temperature 0 gives {p.n} equal outputs: raise the temperature or set num_beams"
+            f"{name} {getattr(p, name)} can't be combined with num_beams {p.num_beams}: beams don't sample"
+        )
+    if not p.use_beam_search and p.num_samples > 1 and p.temperature == 0:
+        name = "n" if p.best_of is None else "best_of"
+        raise ParamError(
+            f"{name} {p.num_samples} with temperature 0 gives {p.num_samples} equal outputs: "
+            f"raise the temperature or set num_beams"
         )

@@ -135,6 +135,11 @@ class FinishedSequence:
     stop_reason: str | int | None
     score: float | None = None
 
+    @property
+    def mean_logprob(self) -> float:
+        """Over the generated tokens, the end token included."""
+        return self.cumulative_logprob / self.tail.length
+
 
 class GroupState(Enum):
     """Where a group stands. Only RUNNING groups own device blocks."""

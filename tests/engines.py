@@ -76,7 +76,7 @@ def run_engine(
         check_invariants=True,
         **settings,
     )
-    engine = Engine(config, runner, lambda ids: str(tokenizer(path).decode(ids, skip_special_tokens=True)))
+    engine = Engine(config, runner, lambda ids, skip: str(tokenizer(path).decode(ids, skip_special_tokens=skip)))
     for request in requests:
         engine.add(request)
     outputs, snapshots = {}, []

@@ -35,7 +35,7 @@ def blocks_at_most(request: Request, block_size: int) -> int:
     return sum(1 if end <= len(request.prompt_token_ids) else width for end in ends)
 
 
-def letters(token_ids: list[int]) -> str:
+def letters(token_ids: list[int], skip_special_tokens: bool) -> str:
     """A detokenizer: one letter a token, nothing for the end token."""
     return "".join(chr(ord("a") + token_id) for token_id in token_ids if token_id != EOS)
 

@@ -20,12 +20,17 @@ WRONG_TYPES: list[tuple[str, Any]] = [
     *(("logit_bias", value) for value in ([1], {"a": 1.0}, {"1": "x"}, {"-1": 1.0}, {1.5: 1.0}, {"1": float("inf")})),
     *(("ignore_eos", value) for value in (1, "true")),
     *(("logprobs", value) for value in (True, 1.0, "1")),
+    *(("bad_words", value) for value in (3, "", ["a", ""], [[]], [1], {"a": 1}, [["a"]], [[-1]])),
+    *(("allowed_token_ids", value) for value in ([], "3", [1.5], -1)),
+    *(("logprobs_mode", value) for value in (1, "Raw", ["raw"])),
     *(("early_stopping", value) for value in (1, "sometimes", [True])),
 ]
 
 OUT_OF_BOUNDS: list[tuple[str, Any]] = [
     *((name, value) for name in ("n", "num_beams", "max_tokens") for value in (0, -1)),
     ("temperature", -0.1),
+    *(("best_of", value) for value in (0, -1)),
+    ("sample_index", -1),
     *(("top_p", value) for value in (0, 1.01, -1)),
     ("top_k", -2),
     *(("min_p", value) for value in (-0.1, 1.1)),
@@ -69,6 +74,9 @@ def test_any_value_is_taken_or_refused_in_words(layer: dict[str, Any]) -> None:
         ("stop_token_ids", 5, (5,)),
         ("stop_token_ids", [5, 6], (5, 6)),
         ("logit_bias", {"7": 1, 3: -2.5}, ((3, -2.5), (7, 1.0))),
+        ("bad_words", "ab", ("ab",)),
+        ("bad_words", ["ab", [5, 6], [7]], ("ab", (5, 6), (7,))),
+        ("allowed_token_ids", [9, 5, 9], (5, 9)),
         ("logprobs", False, None),
         ("logprobs", 0, 0),
         ("temperature", 1, 1.0),
@@ -88,6 +96,10 @@ def test_values_are_read(name: str, value: Any, read: Any) -> None:
         ({"num_beams": 2, "n": 3}, "n 3 is above num_beams 2"),
         ({"num_beams": 2, "temperature": 0.5}, "temperature 0.5 can't be combined with num_beams 2"),
         ({"n": 2, "temperature": 0}, "n 2 with temperature 0"),
+        ({"best_of": 2, "temperature": 0}, "best_of 2 with temperature 0"),
+        ({"n": 3, "best_of": 2}, "best_of 2 is below n 3"),
+        ({"num_beams": 3, "best_of": 3}, "best_of 3 can't be combined with num_beams 3"),
+        ({"num_beams": 3, "sample_index": 3}, "sample_index 3 can't be combined with num_beams 3"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens 5 is above max_tokens 4"),
     ],
 )
@@ -111,6 +123,7 @@ def test_the_last_layer_that_speaks_wins() -> None:
     [
         ({}, {}, 0.0),
         ({}, {"n": 2}, 1.0),
+        ({}, {"best_of": 2}, 1.0),
         ({}, {"n": 2, "temperature": 0.3}, 0.3),
         ({"temperature": 0.7}, {}, 0.7),
         ({"temperature": 0.7}, {"n": 4}, 0.7),
@@ -126,7 +139,7 @@ def test_the_temperature_that_nobody_gave(model: dict[str, Any], asked: dict[str
 
 @pytest.mark.parametrize(
     ("layer", "width", "uses_beams"),
-    [({}, 1, False), ({"n": 3}, 3, False), ({"num_beams": 4, "n": 2}, 4, True)],
+    [({}, 1, False), ({"n": 3}, 3, False), ({"n": 3, "best_of": 5}, 5, False), ({"num_beams": 4, "n": 2}, 4, True)],
 )
 def test_width(layer: dict[str, int], width: int, uses_beams: bool) -> None:
     params = resolve({}, layer)
@@ -142,6 +155,8 @@ def test_width(layer: dict[str, int], width: int, uses_beams: bool) -> None:
         ({"presence_penalty": 0.1}, True),
         ({"frequency_penalty": -0.1}, True),
         ({"no_repeat_ngram_size": 2}, True),
+        ({"bad_words": [[5], [6]]}, False),
+        ({"bad_words": [[5], [6, 7]]}, True),
     ],
 )
 def test_who_needs_the_history(layer: dict[str, Any], reads: bool) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers.generation.logits_process import (
     LogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
@@ -83,6 +84,30 @@ def test_logit_bias() -> None:
     found = processed(GenerationParams(logit_bias=((0, -100.0), (7, 2.5))), history(3, 1), scores())
     expected = by_hf(SequenceBiasLogitsProcessor([[[0], -100.0], [[7], 2.5]]), history(3, 1), scores())
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 60])
+def test_bad_words(length: int) -> None:
+    """Among them one longer than the history, a lone end token, and ones that end alike."""
+    words = ((5,), (1, 6), (0, 6), (2, 3, 4), (1, 7, 0, 2, 3), (2,), (7, 3))
+    for seed in range(20):
+        past = history(length, 1, seed)
+        found = processed(GenerationParams(bad_words=words), past, scores())
+        expected = by_hf(NoBadWordsLogitsProcessor([list(word) for word in words], [2, 3]), past, scores())
+        assert torch.equal(found, expected)
+
+
+def test_single_bad_words_need_no_history() -> None:
+    params = GenerationParams(bad_words=((5,), (9,)))
+    assert not params.reads_history
+    assert processed(params, history(9, 3), scores()).isneginf().nonzero().flatten().tolist() == [5, 9]
+
+
+def test_allowed_token_ids_come_last() -> None:
+    params = GenerationParams(allowed_token_ids=(2, 6, 7), min_tokens=5, logit_bias=((6, 1.5), (8, 99.0)))
+    found = processed(params, history(3, 3), scores())
+    assert found[[6, 7]].tolist() == [scores()[6].item() + 1.5, scores()[7].item()]
+    assert found.isneginf().sum() == VOCAB_SIZE - 2
 
 
 def test_presence_and_frequency_penalty_count_the_output_only() -> None:

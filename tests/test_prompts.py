@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from models import BOS
@@ -112,6 +112,8 @@ def test_templates_that_do_more_than_name_columns(template: str) -> None:
         ({"prompt": "a", "max_tokens": -1}, "max_tokens must be at least 1, got -1"),
         ({"prompt": "a", "stop_token_ids": [999]}, "stop_token_ids: 999 is no token id"),
         ({"prompt": "a", "logit_bias": {"999": 1}}, "logit_bias: 999 is no token id"),
+        ({"prompt": "a", "bad_words": [[5, 999]]}, "bad_words: 999 is no token id"),
+        ({"prompt": "a", "allowed_token_ids": [999]}, "allowed_token_ids: 999 is no token id"),
         ({"prompt": "a", "priority": "high"}, "priority must be an integer, got 'high'"),
         ({"prompt": "a", "n": 2, "temperature": 0}, "n 2 with temperature 0"),
     ],
@@ -189,6 +191,28 @@ def test_a_models_sampling_defaults_are_not_held_against_beams(bare_tokenizer: A
     assert params.params.temperature == 0.6
     explicit = _builder(bare_tokenizer, run={"num_beams": 4, "temperature": 0.6})
     assert "can't be combined" in _refusal(explicit, {"prompt": "a"})
+
+
+def test_bad_words_are_encoded(tokenizer: Any) -> None:
+    """A text of as many tokens with a space before it is banned there too: in this byte vocabulary none is."""
+    builder = _builder(tokenizer, run={"bad_words": ["ab", "é"]})
+    encode = tokenizer.convert_tokens_to_ids
+    assert builder.resolve_params({}).bad_words == ((encode("a"), encode("b")), (encode("Ã"), encode("©")))
+    assert builder.resolve_params({"bad_words": [[5, 6], [7]]}).bad_words == ((5, 6), (7,))
+
+
+def test_a_bad_word_is_banned_behind_a_space_too() -> None:
+    """Where the vocabulary has it as a word of its own, as most have: here `cat` and ` cat`, but no ` dog`."""
+
+    class Words:
+        chat_template = None
+        ids: ClassVar = {"cat": [10], " cat": [11], "dog": [12], " dog": [5, 12]}
+
+        def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
+            return {"input_ids": self.ids[text]}
+
+    words = _builder(Words()).resolve_params({"bad_words": ["cat", "dog"]}).bad_words
+    assert words == ((10,), (11,), (12,))
 
 
 def test_max_tokens_is_cut_down_to_the_room_that_is_left(bare_tokenizer: Any) -> None:

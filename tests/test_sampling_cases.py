@@ -192,7 +192,7 @@ def test_stop_characters_of_several_tokens(rand_model_path: Path) -> None:
     text = "é中文😀"
     ids = encode(text, add_special_tokens=False).input_ids
     assert len(ids) == len(text.encode())
-    stops = StopChecker(frozenset(), lambda token_ids: str(encode.decode(token_ids, skip_special_tokens=True)))
+    stops = StopChecker(frozenset(), lambda ids, skip: str(encode.decode(ids, skip_special_tokens=skip)))
     for i, character in enumerate(text):
         params = GenerationParams(stop=(character,), max_tokens=99)
         tail: TokenNode | None = None

@@ -18,7 +18,7 @@ PIECES = [b"", b"", b"", b"ab", b"abc", b"c", b" ", b"\n", b"xaby", "é".encode(
 FIRST_BYTE = 10
 
 
-def detokenize(token_ids: list[int]) -> str:
+def detokenize(token_ids: list[int], skip_special_tokens: bool = True) -> str:
     return b"".join(PIECES[token_id] for token_id in token_ids).decode(errors="replace")
 
 

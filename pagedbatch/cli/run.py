@@ -22,6 +22,16 @@ _INPUT_HELP = ".jsonl, .jsonl.gz, .jsonl.zst, .csv, .parquet, - for stdin, a dat
 _TEMPLATE_HELP = r"A prompt made from columns: 'Q: {question}\nA:'. \n and \t are understood."
 _TEMPERATURE_HELP = "0 is greedy. (default: the model's where it samples, else 0, or 1.0 for n > 1)"
 _STOP_HELP = r"Text to stop at, left out of the output; repeatable. \n and \t are understood."
+_BEST_OF_HELP = "Draw so many samples and write the n of best mean logprob, the best first. (default: n)"
+_SAMPLE_INDEX_HELP = "Number of a row's first sample; one seed, row id and number draw the same. (default: 0)"
+_SPECIAL_HELP = "Leave special tokens out of the text. (default: on)"
+_LOGPROBS_MODE_HELP = "raw: the model's own; processed: after every control and filter. (default: raw)"
+_PRESENCE_HELP = "Subtracted once from tokens that the output holds; the prompt doesn't count."
+_FREQUENCY_HELP = "Subtracted for each time that the output holds a token; the prompt doesn't count."
+_REPETITION_HELP = "Divides positive and multiplies negative scores of tokens in prompt or output."
+_NGRAM_HELP = "No run of so many tokens twice; prompt and output count."
+_BAD_WORDS_HELP = "Text never to write, in these very tokens; repeatable. Rows may give lists of token ids."
+_ALLOWED_HELP = "Token id that may be written, and no other; repeatable. Give an end token too."
 _BIAS_HELP = """JSON object of token id to bias: '{"50256": -100}'."""
 
 
@@ -39,6 +49,8 @@ def run(
     allow_duplicate_ids: Annotated[bool | None, _input("--allow-duplicate-ids", help="Rows may share an id.")] = None,
     trust_remote_code: Annotated[bool | None, _input("--trust-remote-code", help="Run the model's own code.")] = None,
     n: Annotated[int | None, _generation("--n", "-n", help="Outputs a row. (default: 1)")] = None,
+    best_of: Annotated[int | None, _generation(help=_BEST_OF_HELP)] = None,
+    sample_index: Annotated[int | None, _generation(help=_SAMPLE_INDEX_HELP)] = None,
     temperature: Annotated[float | None, _generation(help=_TEMPERATURE_HELP)] = None,
     top_p: Annotated[float | None, _generation(help="Sample from the most likely, up to this mass.")] = None,
     top_k: Annotated[int | None, _generation(help="Sample from the k most likely; 0 is off.")] = None,
@@ -48,13 +60,18 @@ def run(
     min_tokens: Annotated[int | None, _generation(help="No end before so many new tokens.")] = None,
     stop: Annotated[list[str] | None, _generation(help=_STOP_HELP)] = None,
     stop_token_ids: Annotated[list[int] | None, _generation(help="Token id to stop at; repeatable.")] = None,
+    include_stop: Annotated[bool | None, _generation(help="Keep the stop string in the text.")] = None,
     ignore_eos: Annotated[bool | None, _generation("--ignore-eos", help="Go on after end tokens.")] = None,
+    skip_special_tokens: Annotated[bool | None, _generation(help=_SPECIAL_HELP)] = None,
     logprobs: Annotated[int | None, _generation(help="Write logprobs, with the K most likely tokens.")] = None,
-    presence_penalty: Annotated[float | None, _generation(help="Subtracted for tokens in the output.")] = None,
-    frequency_penalty: Annotated[float | None, _generation(help="Subtracted for each time in the output.")] = None,
-    repetition_penalty: Annotated[float | None, _generation(help="Divides for tokens in prompt or output.")] = None,
-    no_repeat_ngram_size: Annotated[int | None, _generation(help="No run of so many tokens twice.")] = None,
+    logprobs_mode: Annotated[str | None, _generation(help=_LOGPROBS_MODE_HELP)] = None,
+    presence_penalty: Annotated[float | None, _generation(help=_PRESENCE_HELP)] = None,
+    frequency_penalty: Annotated[float | None, _generation(help=_FREQUENCY_HELP)] = None,
+    repetition_penalty: Annotated[float | None, _generation(help=_REPETITION_HELP)] = None,
+    no_repeat_ngram_size: Annotated[int | None, _generation(help=_NGRAM_HELP)] = None,
     logit_bias: Annotated[str | None, _generation(help=_BIAS_HELP)] = None,
+    bad_words: Annotated[list[str] | None, _generation(help=_BAD_WORDS_HELP)] = None,
+    allowed_token_ids: Annotated[list[int] | None, _generation(help=_ALLOWED_HELP)] = None,
     num_beams: Annotated[int | None, _beams(help="Beam search of this width; n outputs of it are written.")] = None,
     length_penalty: Annotated[float | None, _beams(help="score = logprob / length ** this. (default: 1.0)")] = None,
     early_stopping: Annotated[str | None, _beams(help="true, false or never. (default: false)")] = None,
@@ -75,7 +92,9 @@ def run(
     """Answer every row of INPUT. The same command again resumes a run that was cut off."""
     given: dict[str, Any] = {name: value for name, value in locals().items() if name != "recipe"}
     given["stop"] = [_unescape(text) for text in stop] if stop else None
+    given["bad_words"] = [_unescape(text) for text in bad_words] if bad_words else None
     given["stop_token_ids"] = stop_token_ids or None
+    given["allowed_token_ids"] = allowed_token_ids or None
     given["prompt_template"] = None if prompt_template is None else _unescape(prompt_template)
     given["logit_bias"] = None if logit_bias is None else _json_object("--logit-bias", logit_bias)
     return run_command(given, recipe)

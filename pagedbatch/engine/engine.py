@@ -125,9 +125,11 @@ def _failed(group: SequenceGroup, reason: str) -> RequestOutput:
 
 
 def _finished(group: SequenceGroup) -> RequestOutput:
-    """The outputs of a finished group: samples by index, hypotheses best first, `n` of them."""
+    """The outputs of a finished group: samples by index, hypotheses and `best_of` samples best first, `n` of them."""
     if not group.params.use_beam_search:
         group.finished.sort(key=lambda sequence: sequence.sample_index)
+        if group.params.best_of is not None:
+            group.finished.sort(key=lambda sequence: -sequence.mean_logprob)  # stable: the lower index wins a tie
     outputs = [_completion(index, sequence, group) for index, sequence in enumerate(group.finished[: group.params.n])]
     return RequestOutput(
         request_id=group.request.request_id,

@@ -201,7 +201,7 @@ class Scheduler:
             plan.searchers.append(group)
             return
         for i, (seq, row) in enumerate(zip(group.sequences, rows, strict=True)):
-            indices = tuple(range(params.n)) if position == 0 else (seq.sample_index,)
+            indices = params.sample_indices if position == 0 else (seq.sample_index,)
             history = None if histories is None else histories[i]
             own = None if allowed is None else allowed[i]
             plan.samples.append(SampleTask(row, params, group.request.rng_key, indices, position, history, own))

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import TokenNode, output_token_ids
 
-#: Text of generated token ids, special tokens left out.
-Detokenize = Callable[[list[int]], str]
+#: Text of generated token ids; the second argument says whether special tokens are left out.
+Detokenize = Callable[[list[int], bool], str]
 
 #: What decoders show for bytes that make no character yet.
 _HALF_A_CHARACTER = "\N{REPLACEMENT CHARACTER}"
@@ -66,7 +66,7 @@ class StopChecker:
         if self._detokenize is None:
             return None
         window = 4 * max(map(len, params.stop)) + 8
-        text = self._detokenize(output_token_ids(tail, last=window))
+        text = self._detokenize(output_token_ids(tail, last=window), params.skip_special_tokens)
         if not any(s in text for s in params.stop):
             return None
         found = find_stop_string(params, output_token_ids(tail), self._detokenize)
@@ -78,7 +78,8 @@ def find_stop_string(params: GenerationParams, token_ids: list[int], detokenize:
 
     One that stood there whole before `min_tokens` does not count: no token that may end the output completed it.
     """
-    text = detokenize(token_ids)
-    skipped = detokenize(token_ids[: max(0, params.min_tokens - 1)]).rstrip(_HALF_A_CHARACTER)
+    text = detokenize(token_ids, params.skip_special_tokens)
+    before = token_ids[: max(0, params.min_tokens - 1)]
+    skipped = detokenize(before, params.skip_special_tokens).rstrip(_HALF_A_CHARACTER)
     starts = ((text.find(s, max(0, len(skipped) - len(s) + 1)), s) for s in params.stop)
     return min((found for found in starts if found[0] >= 0), default=None)

@@ -15,7 +15,7 @@ from pagedbatch.errors import ParamError, RowError, UsageError
 from pagedbatch.job.messages import first_line, short
 from pagedbatch.job.openai_batch import is_batch_row, plain_fields
 from pagedbatch.job.rows import Row, id_hash, is_unicode
-from pagedbatch.params import READERS, GenerationParams, resolve
+from pagedbatch.params import READERS, BadWord, GenerationParams, resolve
 from pagedbatch.sequence import Request
 
 PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
@@ -130,12 +130,33 @@ class PromptBuilder:
         if isinstance(num_beams, int) and num_beams > 1:
             defaults = {name: value for name, value in defaults.items() if name not in _SAMPLING_FIELDS}
         params = resolve(defaults, self._run_settings, own)
+        if params.bad_words:
+            params = replace(params, bad_words=self._encoded(params.bad_words))
         for name, token_ids in (
             ("stop_token_ids", params.stop_token_ids),
             ("logit_bias", [token_id for token_id, _ in params.logit_bias]),
+            ("bad_words", [token_id for word in params.bad_words_ids for token_id in word]),
+            ("allowed_token_ids", params.allowed_token_ids),
         ):
             self._check_vocabulary(name, token_ids)
         return params
+
+    def _encoded(self, words: tuple[BadWord, ...]) -> tuple[tuple[int, ...], ...]:
+        """Bad words as token ids: a text as it stands, and with a space before it where that is as many tokens."""
+        encoded: dict[tuple[int, ...], None] = {}
+        for word in words:
+            if not isinstance(word, str):
+                encoded[word] = None
+                continue
+            bare, spaced = (
+                tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"]) for text in (word, f" {word}")
+            )
+            if not bare:
+                raise ParamError(f"bad_words: {word!r} is no token")
+            encoded[bare] = None
+            if len(spaced) == len(bare):
+                encoded[spaced] = None
+        return tuple(encoded)
 
     def _fit(self, params: GenerationParams, prompt_len: int) -> GenerationParams:
         """Cuts `max_tokens` down to the room that the prompt leaves."""

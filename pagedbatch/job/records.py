@@ -62,15 +62,16 @@ class RecordWriter:
         }
 
     def _text(self, completion: CompletionOutput, params: GenerationParams) -> str:
-        text = self._decode(completion.token_ids)
+        text = self._decode(completion.token_ids, params.skip_special_tokens)
         if isinstance(completion.stop_reason, str):
             found = find_stop_string(params, completion.token_ids, self._decode)
             if found is not None:
-                text = text[: found[0]]
+                start, stop_string = found
+                text = text[: start + len(stop_string)] if params.include_stop else text[:start]
         return text
 
-    def _decode(self, token_ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+    def _decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def _logprobs(self, completion: CompletionOutput) -> list[Record] | None:

@@ -106,8 +106,8 @@ def open_device_side(settings: RunSettings, text: TextSide) -> DeviceSide:
 
 
 def _detokenizer(tokenizer: Any) -> Detokenize:
-    def detokenize(token_ids: list[int]) -> str:
-        text: str = tokenizer.decode(token_ids, skip_special_tokens=True)
+    def detokenize(token_ids: list[int], skip_special_tokens: bool) -> str:
+        text: str = tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
     return detokenize

@@ -19,7 +19,11 @@ NEVER = float("-inf")
 
 def changes_scores(params: GenerationParams, position: int) -> bool:
     """Whether any control of this request has work to do at this position."""
-    return params.reads_history or bool(params.logit_bias) or position < params.min_tokens
+    return (
+        params.reads_history
+        or position < params.min_tokens
+        or bool(params.logit_bias or params.bad_words or params.allowed_token_ids)
+    )
 
 
 def process_row(
@@ -27,12 +31,14 @@ def process_row(
 ) -> None:
     """Applies every control that the request uses.
 
-    Repetition penalty and n-gram blocking look at prompt and output, as in Hugging Face; presence and frequency
-    penalties at the output only, as in OpenAI's API.
+    Repetition penalty, n-gram blocking and bad words look at prompt and output, as in Hugging Face; presence and
+    frequency penalties at the output only, as in OpenAI's API. What is left after a ban is not scaled up: a beam's
+    score sums the model's own logprobs.
     """
     if params.logit_bias:
         token_ids, biases = zip(*params.logit_bias, strict=True)
         scores[list(token_ids)] += torch.tensor(biases, device=scores.device)
+    everything: list[int] = []
     if history is not None:
         everything = history.prompt_token_ids + history.output_token_ids
         if params.repetition_penalty != 1.0:
@@ -41,9 +47,16 @@ def process_row(
             penalise_presence(scores, history.output_token_ids, params.presence_penalty, params.frequency_penalty)
         if params.no_repeat_ngram_size > 0:
             _forbid(scores, repeated_ngram_ends(everything, params.no_repeat_ngram_size))
+    if params.bad_words:
+        _forbid(scores, bad_word_ends(everything, params.bad_words_ids, eos_token_ids))
     if position < params.min_tokens:
         # Some models name end tokens past their vocabulary.
         _forbid(scores, [i for i in (*eos_token_ids, *params.stop_token_ids) if i < len(scores)])
+    if params.allowed_token_ids:
+        allowed = list(params.allowed_token_ids)
+        kept = scores[allowed]
+        scores.fill_(NEVER)
+        scores[allowed] = kept
 
 
 def _forbid(scores: Tensor, token_ids: list[int]) -> None:
@@ -72,3 +85,13 @@ def repeated_ngram_ends(token_ids: list[int], size: int) -> list[int]:
         return []
     start = token_ids[len(token_ids) - size + 1 :]
     return [token_ids[i + size - 1] for i in range(len(token_ids) - size + 1) if token_ids[i : i + size - 1] == start]
+
+
+def bad_word_ends(token_ids: list[int], bad_words: list[tuple[int, ...]], eos_token_ids: frozenset[int]) -> list[int]:
+    """Tokens that would complete one of `bad_words`, which a lone end token never is."""
+    return [
+        word[-1]
+        for word in bad_words
+        if (len(word) > 1 or word[0] not in eos_token_ids)
+        and (len(word) == 1 or tuple(token_ids[1 - len(word) :]) == word[:-1])
+    ]

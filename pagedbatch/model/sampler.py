@@ -59,9 +59,10 @@ class Sampler:
         drawn = self._draw(tasks, scores, row_of_draw)
 
         rows = torch.from_numpy(row_of_draw).to(raw.device)
-        logprobs = iter((raw[rows, drawn] - normalisers[rows]).tolist())
+        shown, normalisers = _shown(tasks, raw, normalisers, scores)
+        logprobs = iter((shown[rows, drawn] - normalisers[rows]).tolist())
         token_ids = iter(drawn.tolist())
-        tops = _top_logprobs([task.params.logprobs for task in tasks], raw, normalisers)
+        tops = _top_logprobs([task.params.logprobs for task in tasks], shown, normalisers)
         for task, top, error in zip(tasks, tops, errors, strict=True):
             result = SampleResult(
                 token_ids=[next(token_ids) for _ in task.sample_indices],
@@ -121,6 +122,8 @@ class Sampler:
             for i, row in enumerate(logprobs):
                 history = None if task.histories is None else task.histories[i]
                 process_row(row, task.params, task.position, history, self._eos_token_ids)
+            if task.params.logprobs_mode == "processed":
+                tops = _top_logprobs([task.params.logprobs] * len(raw), logprobs, logprobs.new_zeros(len(raw)))
         if task.allowed is not None:
             keep_allowed_(logprobs, range(len(raw)), task.allowed)
         sums = logprobs + torch.tensor(task.scores, dtype=torch.float32, device=raw.device).unsqueeze(1)
@@ -156,16 +159,39 @@ def _drawn(tasks: list[SampleTask], scores: Tensor, rows: Tensor) -> Tensor:
         tasks: one a row of `scores`.
         rows: int64 [num_draws], the row of each draw.
     """
+    weights = _weights(tasks, scores)
+    counters = [(task.rng_key, index, task.position) for task in tasks for index in task.sample_indices]
+    keys, indices, positions = np.array(counters, np.uint64).T
+    return invert_cdf(weights, rows, torch.from_numpy(uniforms(keys, indices, positions)).to(scores.device))
+
+
+def _weights(tasks: list[SampleTask], scores: Tensor) -> Tensor:
+    """What each token weighs in the draw, not normalised: float32 like `scores` [num_tasks, vocab_size]."""
     temperatures = [max(task.params.temperature, _LEAST_TEMPERATURE) for task in tasks]
-    weights = keep_likely_(
+    return keep_likely_(
         torch.softmax(scores / torch.tensor(temperatures, device=scores.device).unsqueeze(1), dim=-1),
         [task.params.top_k for task in tasks],
         [task.params.top_p for task in tasks],
         [task.params.min_p for task in tasks],
     )
-    counters = [(task.rng_key, index, task.position) for task in tasks for index in task.sample_indices]
-    keys, indices, positions = np.array(counters, np.uint64).T
-    return invert_cdf(weights, rows, torch.from_numpy(uniforms(keys, indices, positions)).to(scores.device))
+
+
+def _shown(tasks: list[SampleTask], raw: Tensor, normalisers: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The scores and normalisers that logprobs are read from: raw ones, but for rows that want processed ones.
+
+    Processed logprobs are those of the distribution that was drawn from; at temperature 0, of the scores that the
+    likeliest token was taken from.
+    """
+    wanted = [i for i, task in enumerate(tasks) if task.params.logprobs_mode == "processed"]
+    if not wanted:
+        return raw, normalisers
+    shown, normalisers = raw.clone(), normalisers.clone()
+    shown[wanted] = scores[wanted]
+    random = [i for i in wanted if tasks[i].params.temperature > 0]
+    if random:
+        shown[random] = _weights([tasks[i] for i in random], scores[random]).log()
+    normalisers[wanted] = shown[wanted].logsumexp(dim=-1)
+    return shown, normalisers
 
 
 def invert_cdf(weights: Tensor, rows: Tensor, points: Tensor) -> Tensor:
