@@ -110,6 +110,18 @@ class Tables(RuleBasedStateMachine):
         assert self.manager.block_table(child) == self.manager.block_table(parent)
         group.sequences[child] = list(group.sequences[parent])
 
+    @precondition(lambda self: any(len(group.sequences) > 1 for group in self.resident()))
+    @rule(data=st.data())
+    def fork_over(self, data: st.DataObject) -> None:
+        group = data.draw(st.sampled_from([group for group in self.resident() if len(group.sequences) > 1]))
+        parent, dead = data.draw(st.permutations(sorted(group.sequences)))[:2]
+        child, table = self.new_id(), list(self.manager.block_table(parent))
+        self.manager.fork_over(parent, child, dead)
+        assert self.manager.block_table(child) == self.manager.block_table(parent) == table
+        assert not self.manager.has_table(dead)
+        group.sequences[child] = list(group.sequences[parent])
+        del group.sequences[dead]
+
     @precondition(lambda self: self.resident())
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
@@ -199,6 +211,16 @@ def test_a_half_full_block_is_copied_for_all_writers_but_the_last() -> None:
     copies = [manager.extend(seq_id, 6, 7) for seq_id in (1, 2, 3, 4)]
     assert copies == [BlockCopy(1, 2), BlockCopy(1, 3), BlockCopy(1, 4), None]
     assert manager.block_table(4) == [0, 1]
+
+
+def test_a_child_in_place_of_a_dead_sibling_that_holds_more_of_the_window() -> None:
+    manager = BlockManager(20, 2)
+    opened(manager, 1, [1, 2, 3, 4, 5])
+    manager.fork(1, 2)
+    manager.drop_before(1, 2)
+    manager.fork_over(1, 3, 2)
+    manager.check_integrity()
+    assert manager.block_table(3) == manager.block_table(1)
 
 
 def test_writing_into_a_shared_block_is_noticed() -> None:

@@ -88,18 +88,21 @@ class GroupAdvancer:
     def _descend(self, generation: list[Sequence], parents: list[Sequence]) -> list[Sequence]:
         """One child for each entry of `parents`, in order; members of `generation` without a child are freed."""
         children_left = Counter(parent.seq_id for parent in parents)
+        dead = [seq.seq_id for seq in generation if seq.seq_id not in children_left]
         children = []
         for parent in parents:
             children_left[parent.seq_id] -= 1
             if children_left[parent.seq_id] == 0:
                 children.append(parent)
+                continue
+            child = parent.fork(self._new_seq_id())
+            if dead:
+                self._blocks.fork_over(parent.seq_id, child.seq_id, dead.pop())
             else:
-                child = parent.fork(self._new_seq_id())
                 self._blocks.fork(parent.seq_id, child.seq_id)
-                children.append(child)
-        for seq in generation:
-            if seq.seq_id not in children_left:
-                self._blocks.free(seq.seq_id)
+            children.append(child)
+        for seq_id in dead:
+            self._blocks.free(seq_id)
         return children
 
 

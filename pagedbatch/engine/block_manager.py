@@ -226,6 +226,28 @@ class BlockManager:
         self._tables[child_id] = table
         self._logical_blocks += len(table.owned)
 
+    def fork_over(self, parent_id: int, child_id: int, dead_id: int) -> None:
+        """Forks a parent and frees a dead sibling of it: only blocks that one of the two has change owners.
+
+        Siblings have most blocks in common, so that a beam step costs what they wrote since they parted, not their
+        whole length.
+        """
+        child, dead = self._tables[parent_id].copy(), self._tables[dead_id]
+        common = min(len(child.blocks), len(dead.blocks))
+        while common and child.blocks[common - 1] != dead.blocks[common - 1]:
+            common -= 1
+        if child.num_dropped != dead.num_dropped or child.blocks[:common] != dead.blocks[:common]:
+            self.fork(parent_id, child_id)
+            self.free(dead_id)
+            return
+        for block_id in child.blocks[common:]:
+            self.pool.share(block_id)
+        for block_id in reversed(dead.blocks[common:]):
+            self._free(block_id)
+        del self._tables[dead_id]
+        self._tables[child_id] = child
+        self._logical_blocks += len(child.blocks) - len(dead.blocks)
+
     def free(self, seq_id: int) -> None:
         """Gives back the blocks of a sequence, last first, so that a cached prefix outlives its continuations."""
         table = self._tables.pop(seq_id)

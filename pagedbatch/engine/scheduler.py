@@ -117,11 +117,13 @@ class Scheduler:
         """Gives a running group the tokens it misses, as far as budget and blocks reach."""
         if self.config.window is not None:
             self._drop_out_of_window(group, self.config.window)
-        before = plan.num_tokens
-        if not self._closes_gap(group, plan):
+        closes = self._closes_gap(group, plan)
+        if not closes:
+            before = plan.num_tokens
             self._catch_up(group, plan, first_victim)
-        # Where all of it still stood in the pool there was nothing to catch up: without a draw the step could be empty.
-        if plan.num_tokens == before and self._closes_gap(group, plan):
+            # Where all of it still stood in the pool nothing was caught up: without a draw the step could be empty.
+            closes = plan.num_tokens == before and self._closes_gap(group, plan)
+        if closes:
             growth = [(s.seq_id, s.num_computed_tokens, s.num_tokens) for s in group.sequences]
             if self._make_room(self.blocks.blocks_needed(growth), plan, first_victim):
                 rows = [self._schedule_tokens(seq, seq.num_tokens, plan) for seq in group.sequences]
