@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from test_families import FAMILIES
 
 from pagedbatch.cli.app import app
 from pagedbatch.job.settings import NAMES
@@ -35,6 +36,33 @@ def options_table() -> str:
         meaning = param.help.replace("|", "\\|")
         lines.append(f"| {', '.join(f'`{name}`' for name in names)} | {meaning} |")
     return "\n".join(lines)
+
+
+#: Setting of a family's tiny config -> the feature of its attention or its layers that it switches on.
+FEATURES = {
+    "sliding_window": "sliding window",
+    "attn_logit_softcapping": "soft cap",
+    "num_experts": "experts",
+    "attention_multiplier": "own scale",
+    "query_pre_attn_scalar": "own scale",
+    "no_rope_layers": "layers without positions",
+}
+
+
+def families_table() -> str:
+    """The table of supported model families, as it must stand in README.md: those that `test_families` compares."""
+    lines = ["| model type | also covered |", "| --- | --- |"]
+    for family, settings in sorted(FAMILIES.items()):
+        features = list(dict.fromkeys(FEATURES[name] for name in settings if name in FEATURES))
+        if family == "gpt_oss":
+            features.append("sinks")
+        lines.append(f"| `{family}` | {', '.join(features)} |")
+    return "\n".join(lines)
+
+
+def test_the_families_table_is_what_is_tested() -> None:
+    expected = families_table()
+    assert expected in README, f"README.md needs this table:\n\n{expected}"
 
 
 def test_the_options_table_is_the_help() -> None:
