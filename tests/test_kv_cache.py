@@ -70,6 +70,13 @@ def test_out_of_memory_names_the_flag(full: str, flag: str) -> None:
     assert "GiB" in str(caught.value)
 
 
+def test_a_pool_that_the_machine_would_only_promise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_cache, "free_memory", lambda device: 1000)
+    backend: Any = reference
+    with pytest.raises(UsageError, match="--kv-memory"):
+        KVCache(backend, SHAPE, 1000, 0, torch.float32, CPU)
+
+
 def test_apply_swaps_out_then_in_then_copies() -> None:
     """A block that is swapped out may be filled from the host and copied from in the same step."""
     backend: Any = reference

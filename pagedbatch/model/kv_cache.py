@@ -41,13 +41,16 @@ class KVCache:
         self._host_cache = self._allocate(num_swap_blocks, dtype, torch.device("cpu"), "--swap-space")
 
     def _allocate(self, num_blocks: int, dtype: torch.dtype, device: torch.device, flag: str) -> Tensor:
+        wanted, free = num_blocks * self.shape.block_bytes(dtype), free_memory(device)
         try:
+            # A CPU hands out memory that it does not have, and kills the process when it is filled.
+            if device.type == "cpu" and wanted > free:
+                raise MemoryError
             return self._backend.allocate_cache(self.shape, num_blocks, dtype, device)
         except (RuntimeError, MemoryError) as error:
-            wanted = num_blocks * self.shape.block_bytes(dtype)
             raise UsageError(
                 f"no memory for {num_blocks} KV blocks ({wanted / GIB:.2f} GiB on {device.type}, "
-                f"{free_memory(device) / GIB:.2f} GiB free): lower {flag}"
+                f"{free / GIB:.2f} GiB free): lower {flag}"
             ) from error
 
     def apply(self, swap_out: list[BlockCopy], swap_in: list[BlockCopy], copies: list[BlockCopy]) -> None:
