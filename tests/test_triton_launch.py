@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 
 import pytest
 from pagedbatch_kernels.launch import DeviceLimits, LaunchShape, choose_config, num_tiles, one_tile_a_run, prefix_costs
@@ -103,3 +106,18 @@ def test_the_gate_costs_follow_the_device() -> None:
     fast = prefix_costs(H100, num_heads=32, num_kv_heads=8, head_size=128, itemsize=2)
     assert slow.launch < fast.launch  # in the time of a launch, fast memory reads more
     assert slow.merge == fast.merge == 4 * 4  # 4 query heads: 16 bytes an element against 4
+
+
+def run_python(code: str) -> None:
+    environment = os.environ | {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+def test_importing_the_backend_needs_no_gpu() -> None:
+    """A kernel tuned at import would ask for a driver."""
+    run_python("import pagedbatch_kernels.triton_backend")
+
+
+def test_the_plans_need_neither_torch_nor_triton() -> None:
+    names = "pagedbatch_kernels.launch, pagedbatch_kernels.prefix_groups"
+    run_python(f"import sys, {names}; assert not {{'torch', 'triton'}} & set(sys.modules)")
