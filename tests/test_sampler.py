@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from pagedbatch.model.logprobs import NOT_NUMBERS, log_normalisers
 from pagedbatch.model.philox import uniforms
-from pagedbatch.model.sampler import NOT_NUMBERS, NOTHING_LEFT, Sampler, invert_cdf, log_normalisers
+from pagedbatch.model.sampler import NOTHING_LEFT, Sampler, invert_cdf
 from pagedbatch.outputs import BeamResult, BeamTask, History, SampleResult, SampleTask, SchedulerOutput
 from pagedbatch.params import GenerationParams
 
@@ -271,6 +272,18 @@ def test_ranks_equal_brute_force() -> None:
         assert result.scores == pytest.approx([score for score, _, _ in everything], abs=1e-4)
         own = [float(logprobs[parent, token_id]) for _, parent, token_id in everything]
         assert result.logprobs == pytest.approx(own, abs=1e-5)
+
+
+def test_groups_ranked_together_are_ranked_as_alone() -> None:
+    settings: list[dict[str, object]] = [{}, {"logprobs": 2}, {"min_tokens": 9}, {"logit_bias": ((8, 3.0),)}]
+    settings += [{"logprobs": 1, "logprobs_mode": "processed", "logit_bias": ((8, 30.0),)}, {}]
+    logits = normal(3 * len(settings), 80)
+    tasks = [beam_task(range(3 * i, 3 * i + 3), 6, **each) for i, each in enumerate(settings)]
+    together = rank(logits, tasks)
+    alone = [rank(logits[3 * i : 3 * i + 3], [beam_task(range(3), 6, **each)])[0] for i, each in enumerate(settings)]
+    assert together == alone
+    assert together[4].top_logprobs is not None
+    assert [top[0][0] for top in together[4].top_logprobs] == [8, 8, 8]
 
 
 def test_continuations_that_cannot_come_are_not_returned() -> None:

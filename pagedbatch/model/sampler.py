@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,13 +9,14 @@ import torch
 from torch import Tensor
 
 from pagedbatch.model.allowed import keep_allowed_
+from pagedbatch.model.beam_ranking import rank_beams
+from pagedbatch.model.logprobs import NOT_NUMBERS, log_normalisers, top_logprobs
 from pagedbatch.model.philox import uniforms
 from pagedbatch.model.processors import changes_scores, process_row
-from pagedbatch.model.selection import first_largest, largest
+from pagedbatch.model.selection import first_largest
 from pagedbatch.model.truncation import keep_likely_
-from pagedbatch.outputs import BeamResult, BeamTask, SampleResult, SampleTask, SchedulerOutput, TopLogprobs
+from pagedbatch.outputs import BeamResult, SampleResult, SampleTask, SchedulerOutput
 
-NOT_NUMBERS = "the model's logits are not finite numbers (NaN or infinity) at this position"
 NOTHING_LEFT = "the row's settings leave no token to choose at this position"
 
 #: Logits worked on at once. On a CPU they stay in its caches, where a pass costs a fraction; on a GPU this only bounds
@@ -44,13 +44,8 @@ class Sampler:
         for start in range(0, len(step.samples), rows_at_once):
             tasks = step.samples[start : start + rows_at_once]
             samples += self._sample(tasks, logits[start : start + len(tasks)].float())
-        beams, row = [], len(step.samples)
-        for task in step.beams:
-            beams.append(self._rank(task, logits[row : row + len(task.rows)].float()))
-            row += len(task.rows)
+        beams = rank_beams(logits[len(step.samples) :], step.beams, self._eos_token_ids, rows_at_once)
         return samples, beams
-
-    # --- samples -------------------------------------------------------------------------------------------------
 
     def _sample(self, tasks: list[SampleTask], raw: Tensor) -> Iterator[SampleResult]:
         normalisers = log_normalisers(raw)
@@ -62,7 +57,7 @@ class Sampler:
         shown, normalisers = _shown(tasks, raw, normalisers, scores)
         logprobs = iter((shown[rows, drawn] - normalisers[rows]).tolist())
         token_ids = iter(drawn.tolist())
-        tops = _top_logprobs([task.params.logprobs for task in tasks], shown, normalisers)
+        tops = top_logprobs([task.params.logprobs for task in tasks], shown, normalisers)
         for task, top, error in zip(tasks, tops, errors, strict=True):
             result = SampleResult(
                 token_ids=[next(token_ids) for _ in task.sample_indices],
@@ -109,42 +104,6 @@ class Sampler:
             row_of_own = torch.from_numpy(np.searchsorted(rows, row_of_draw[draws])).to(device)
             drawn[torch.from_numpy(draws).to(device)] = pick([tasks[i] for i in rows], own, row_of_own)
         return drawn
-
-    # --- beams ---------------------------------------------------------------------------------------------------
-
-    def _rank(self, task: BeamTask, raw: Tensor) -> BeamResult:
-        """The best continuations of one group's beams, all beams ranked jointly by summed logprob."""
-        logprobs = raw.log_softmax(dim=-1)
-        if not bool(torch.isfinite(logprobs.amax(dim=-1)).all()):
-            return BeamResult([], [], [], [], error=NOT_NUMBERS)
-        tops = _top_logprobs([task.params.logprobs] * len(raw), logprobs, logprobs.new_zeros(len(raw)))
-        if changes_scores(task.params, task.position):
-            for i, row in enumerate(logprobs):
-                history = None if task.histories is None else task.histories[i]
-                process_row(row, task.params, task.position, history, self._eos_token_ids)
-            if task.params.logprobs_mode == "processed":
-                tops = _top_logprobs([task.params.logprobs] * len(raw), logprobs, logprobs.new_zeros(len(raw)))
-        if task.allowed is not None:
-            keep_allowed_(logprobs, range(len(raw)), task.allowed)
-        sums = logprobs + torch.tensor(task.scores, dtype=torch.float32, device=raw.device).unsqueeze(1)
-        scores, candidates = largest(sums.view(1, -1), min(task.num_candidates, sums.numel()))
-        possible = torch.isfinite(scores)  # a control may rule continuations out altogether
-        flat = candidates[possible]
-        return BeamResult(
-            parents=(flat // raw.shape[1]).tolist(),
-            token_ids=(flat % raw.shape[1]).tolist(),
-            scores=scores[possible].tolist(),
-            logprobs=logprobs.flatten()[flat].tolist(),
-            top_logprobs=None if task.params.logprobs is None else [top or [] for top in tops],
-        )
-
-
-def log_normalisers(logits: Tensor) -> Tensor:
-    """The logsumexp of each row of float32 [num_rows, vocab_size]; not finite where the row holds NaN or infinity.
-
-    By way of softmax, which torch does several times as fast on a CPU.
-    """
-    return logits.amax(dim=-1) - logits.softmax(dim=-1).amax(dim=-1).log()
 
 
 def _most_likely(tasks: list[SampleTask], scores: Tensor, rows: Tensor) -> Tensor:
@@ -224,25 +183,3 @@ def invert_cdf(weights: Tensor, rows: Tensor, points: Tensor) -> Tensor:
     position = torch.arange(_SPAN, device=weights.device)
     last = torch.where(within > 0, position, -1).amax(dim=-1, keepdim=True)
     return (chosen * _SPAN + torch.minimum(offset, last)).squeeze(1)
-
-
-def _top_logprobs(wanted: list[int | None], scores: Tensor, normalisers: Tensor) -> list[TopLogprobs | None]:
-    """The most likely tokens of each row that asked for them; what can't come at all is left out.
-
-    Args:
-        wanted: how many, for each row; None: not asked.
-        scores: float32 [num_rows, vocab_size], raw (before every control).
-        normalisers: float32 [num_rows]; a logprob is a score less this.
-    """
-    asked = [i for i, count in enumerate(wanted) if count is not None]
-    tops: list[TopLogprobs | None] = [None] * len(wanted)
-    if not asked:
-        return tops
-    most = min(max(wanted[i] or 0 for i in asked), scores.shape[1])
-    index = torch.tensor(asked, device=scores.device)
-    values, token_ids = largest(scores[index], most)
-    logprobs = (values - normalisers[index].unsqueeze(1)).tolist()
-    for i, ids, row in zip(asked, token_ids.tolist(), logprobs, strict=True):
-        pairs = zip(ids[: wanted[i]], row, strict=False)
-        tops[i] = [(token_id, logprob) for token_id, logprob in pairs if logprob > -math.inf]
-    return tops

@@ -1,0 +1,43 @@
+"""What logits say before anything is chosen: their normalisers, the most likely tokens, and when they say nothing."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pagedbatch.model.selection import largest
+from pagedbatch.outputs import TopLogprobs
+
+NOT_NUMBERS = "the model's logits are not finite numbers (NaN or infinity) at this position"
+
+
+def log_normalisers(logits: Tensor) -> Tensor:
+    """The logsumexp of each row of float32 [num_rows, vocab_size]; not finite where the row holds NaN or infinity.
+
+    By way of softmax, which torch does several times as fast on a CPU.
+    """
+    return logits.amax(dim=-1) - logits.softmax(dim=-1).amax(dim=-1).log()
+
+
+def top_logprobs(wanted: list[int | None], scores: Tensor, normalisers: Tensor) -> list[TopLogprobs | None]:
+    """The most likely tokens of each row that asked for them; what can't come at all is left out.
+
+    Args:
+        wanted: how many, for each row; None: not asked.
+        scores: float32 [num_rows, vocab_size], raw (before every control).
+        normalisers: float32 [num_rows]; a logprob is a score less this.
+    """
+    asked = [i for i, count in enumerate(wanted) if count is not None]
+    tops: list[TopLogprobs | None] = [None] * len(wanted)
+    if not asked:
+        return tops
+    most = min(max(wanted[i] or 0 for i in asked), scores.shape[1])
+    index = torch.tensor(asked, device=scores.device)
+    values, token_ids = largest(scores[index], most)
+    logprobs = (values - normalisers[index].unsqueeze(1)).tolist()
+    for i, ids, row in zip(asked, token_ids.tolist(), logprobs, strict=True):
+        pairs = zip(ids[: wanted[i]], row, strict=False)
+        tops[i] = [(token_id, logprob) for token_id, logprob in pairs if logprob > -math.inf]
+    return tops
