@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -156,7 +157,11 @@ class SequenceGroup:
 
     request: Request
     arrival: int
+    #: The most sequences that it may have at once. Beams all run; samples beyond it wait.
+    max_width: int
     sequences: list[Sequence] = field(default_factory=list)
+    #: Samples that wait for another one to finish, each with its first token and without blocks.
+    pending: deque[Sequence] = field(default_factory=deque)
     finished: list[FinishedSequence] = field(default_factory=list)
     state: GroupState = GroupState.WAITING
     num_cached_tokens: int = 0
@@ -182,13 +187,8 @@ class SequenceGroup:
     @property
     def width(self) -> int:
         """Sequences that the group has, or will have once it first draws."""
-        return self.params.width if self.sequences[0].tail is None else len(self.sequences)
+        return self.max_width if self.sequences[0].tail is None else len(self.sequences)
 
     @property
     def num_missing_tokens(self) -> int:
         return sum(seq.num_missing_tokens for seq in self.sequences)
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Tokens generated so far by each live sequence: siblings keep step with each other."""
-        return self.sequences[0].num_output_tokens

@@ -64,6 +64,16 @@ def test_giving_blocks_back_changes_no_output(window_model_path: Path, settings:
     assert max(s.pool.live for s in dropped.snapshots) < max(s.pool.live for s in kept.snapshots)
 
 
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_samples_that_wait_come_to_a_prompt_whose_blocks_are_gone(window_model_path: Path, prefix_cache: bool) -> None:
+    request = Request(0, [1, *range(20, 70)], GenerationParams(n=9, temperature=1.0, max_tokens=40), rng_key=5)
+    wide = run_engine(window_model_path, [request], block_size=8)
+    narrow = run_engine(
+        window_model_path, [request], block_size=8, window=WINDOW, max_num_seqs=2, prefix_cache=prefix_cache
+    )
+    assert narrow.token_ids() == wide.token_ids()
+
+
 def test_a_long_output_fits_a_pool_of_little_more_than_the_window(window_model_path: Path) -> None:
     request = Request(0, [1, 5, 6], GenerationParams(max_tokens=300, ignore_eos=True))
     settings: dict[str, Any] = {"num_blocks": 8, "block_size": 8, "max_num_batched_tokens": 8}

@@ -32,6 +32,7 @@ _REPETITION_HELP = "Divides positive and multiplies negative scores of tokens in
 _NGRAM_HELP = "No run of so many tokens twice; prompt and output count."
 _BAD_WORDS_HELP = "Text never to write, in these very tokens; repeatable. Rows may give lists of token ids."
 _ALLOWED_HELP = "Token id that may be written, and no other; repeatable. Give an end token too."
+_MAX_NUM_SEQS_HELP = "Most sequences at once; more samples of a row take turns, its beams don't. (default: 128)"
 _BIAS_HELP = """JSON object of token id to bias: '{"50256": -100}'."""
 
 
@@ -78,7 +79,7 @@ def run(
     block_size: Annotated[int | None, _engine(help="Token slots a block. (default: 16)")] = None,
     kv_memory: Annotated[str | None, _engine(help="Pool size: 4GiB. (default: what is free, with a margin)")] = None,
     num_blocks: Annotated[int | None, _engine(help="Pool size in blocks, instead of --kv-memory.")] = None,
-    max_num_seqs: Annotated[int | None, _engine(help="Most sequences at once. (default: 128)")] = None,
+    max_num_seqs: Annotated[int | None, _engine(help=_MAX_NUM_SEQS_HELP)] = None,
     max_num_batched_tokens: Annotated[int | None, _engine(help="Most tokens a step. (default: 2048)")] = None,
     preemption: Annotated[str | None, _engine(help="auto, swap or recompute. (default: auto)")] = None,
     swap_space: Annotated[str | None, _engine(help="Host memory for swapped blocks. (default: 1GiB)")] = None,

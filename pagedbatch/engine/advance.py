@@ -25,30 +25,51 @@ class GroupAdvancer:
         self._new_seq_id = new_seq_id
 
     def advance_sample(self, seq: Sequence, task: SampleTask, result: SampleResult) -> None:
-        """Gives a sequence its drawn token; at the first position of a group with n > 1, forks the other samples."""
+        """Gives a sequence its drawn token; at the first position of a group with n > 1, forks the other samples.
+
+        Samples beyond the group's width wait, each with its first token; whenever one finishes, the next one starts in
+        its place.
+        """
         group, parent = seq.group, seq.tail
-        survivors: list[int] = []
-        grown: list[TokenNode] = []
+        grown: list[tuple[int, TokenNode]] = []
         for i, (token_id, logprob) in enumerate(zip(result.token_ids, result.logprobs, strict=True)):
             top = result.top_logprobs[i] if result.top_logprobs is not None else None
             node = TokenNode(token_id, logprob, parent, top)
             finish = self._stops.check(task.params, parent, token_id)
             if finish is None:
-                survivors.append(task.sample_indices[i])
-                grown.append(node)
+                grown.append((task.sample_indices[i], node))
             else:
                 total = seq.cumulative_logprob + logprob
                 group.finished.append(
                     FinishedSequence(task.sample_indices[i], node, total, finish.reason, finish.stop_reason)
                 )
-        children = self._descend([seq], [seq] * len(survivors))
+        if not grown and group.pending:
+            children = [self._succeed(seq)]
+        else:
+            waiting = [seq.fork(self._new_seq_id()) for _ in grown[group.max_width :]]
+            children = self._descend([seq], [seq] * len(grown[: group.max_width]))
+            for child, (sample_index, node) in zip(children + waiting, grown, strict=True):
+                child.sample_index = sample_index
+                child.append(node)
+                child.cumulative_logprob += node.logprob
+            group.pending.extend(waiting)
         if children != [seq]:
             at = group.sequences.index(seq)
             group.sequences[at : at + 1] = children
-        for child, sample_index, node in zip(children, survivors, grown, strict=True):
-            child.sample_index = sample_index
-            child.append(node)
-            child.cumulative_logprob += node.logprob
+
+    def _succeed(self, finished: Sequence) -> Sequence:
+        """The next waiting sample, on the prompt's blocks of one that has finished.
+
+        Where some of those have left the attention window, it starts without blocks and finds or computes them.
+        """
+        heir = finished.group.pending.popleft()
+        if self._blocks.is_whole(finished.seq_id):
+            heir.num_computed_tokens = len(finished.group.prompt_token_ids)
+            self._blocks.hand_over(finished.seq_id, heir.seq_id, heir.num_computed_tokens)
+        else:
+            heir.num_computed_tokens = 0
+            self._blocks.free(finished.seq_id)
+        return heir
 
     def advance_beams(self, group: SequenceGroup, task: BeamTask, result: BeamResult) -> bool:
         """Ranks the candidates and moves the beams. True when the search is over."""

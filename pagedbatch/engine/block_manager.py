@@ -226,6 +226,23 @@ class BlockManager:
         self._tables[child_id] = table
         self._logical_blocks += len(table.owned)
 
+    def is_whole(self, seq_id: int) -> bool:
+        """Whether no block of the sequence was dropped."""
+        return self._tables[seq_id].num_dropped == 0
+
+    def hand_over(self, seq_id: int, heir_id: int, num_tokens: int) -> None:
+        """An heir takes the table of a sequence that is whole, cut back to its first `num_tokens` tokens."""
+        table = self._tables.pop(seq_id)
+        num_kept = -(-num_tokens // self.block_size)
+        for block_id in reversed(table.blocks[num_kept:]):
+            self._free(block_id)
+            self._logical_blocks -= 1
+        del table.blocks[num_kept:], table.entries[num_tokens // self.block_size :]
+        if num_tokens % self.block_size and self.pool.ref_count[table.blocks[-1]] == 1:
+            self._cache.evict(table.blocks[-1])  # what it holds behind `num_tokens` will be overwritten
+            self._fill(table.blocks[-1], num_tokens % self.block_size)
+        self._tables[heir_id] = table
+
     def fork_over(self, parent_id: int, child_id: int, dead_id: int) -> None:
         """Forks a parent and frees a dead sibling of it: only blocks that one of the two has change owners.
 

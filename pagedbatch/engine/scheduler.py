@@ -20,6 +20,7 @@ from pagedbatch.engine.plan import StepPlan
 from pagedbatch.engine.stopping import StopChecker
 from pagedbatch.errors import EngineStalledError
 from pagedbatch.outputs import BeamTask, EngineCounters, History, SampleTask, ScheduledSequence
+from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import GroupState, Request, Sequence, SequenceGroup, output_token_ids
 
 
@@ -60,12 +61,18 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queues a request. Its first sequence exists from now on; its siblings appear when it first draws."""
-        group = SequenceGroup(request, self._num_arrivals)
+        group = SequenceGroup(request, self._num_arrivals, self._max_width(request.params))
         self._num_arrivals += 1
         seq = Sequence(self.new_seq_id(), group, 0)
         seq.constraint = None if request.constraint is None else request.constraint.start()
         group.sequences.append(seq)
         self._enqueue(group)
+
+    def _max_width(self, params: GenerationParams) -> int:
+        """Beams are ranked against each other and must all run; samples can take turns."""
+        if params.use_beam_search:
+            return params.num_beams
+        return min(params.num_samples, self.config.max_num_seqs, self.config.max_num_batched_tokens)
 
     def new_seq_id(self) -> int:
         self._next_seq_id += 1
@@ -190,7 +197,7 @@ class Scheduler:
 
     def _add_tasks(self, group: SequenceGroup, rows: list[int], plan: StepPlan) -> None:
         """The group's gap closes in this step: it draws or ranks its next tokens."""
-        params, position = group.params, group.num_output_tokens
+        params = group.params
         histories = None
         if params.reads_history:
             histories = [History(group.prompt_token_ids, output_token_ids(seq.tail)) for seq in group.sequences]
@@ -198,11 +205,13 @@ class Scheduler:
         if params.use_beam_search:
             wanted = num_candidates(params.num_beams, self.stops.num_end_tokens(params))
             scores = [seq.cumulative_logprob for seq in group.sequences]
+            position = group.sequences[0].num_output_tokens  # beams keep step with each other
             beams = range(rows[0], rows[-1] + 1)
             plan.beams.append(BeamTask(beams, params, scores, wanted, position, histories, allowed))
             plan.searchers.append(group)
             return
         for i, (seq, row) in enumerate(zip(group.sequences, rows, strict=True)):
+            position = seq.num_output_tokens
             indices = params.sample_indices if position == 0 else (seq.sample_index,)
             history = None if histories is None else histories[i]
             own = None if allowed is None else allowed[i]
@@ -303,7 +312,7 @@ class Scheduler:
         if self.config.window is not None:
             num_shared = min(num_shared, (self.config.window + self.config.max_num_batched_tokens) // size + 2)
             num_tail = min(num_tail, self.config.window // size + 2)
-        return num_shared + group.params.width * num_tail
+        return num_shared + group.max_width * num_tail
 
     def _never_message(self, group: SequenceGroup) -> str:
         params = group.params
@@ -324,7 +333,7 @@ class Scheduler:
         tokens = seq.token_slice(0, seq.num_tokens)
         prefix = self.blocks.match_prefix(self.blocks.root_of(group.arrival), tokens)
         new_blocks = -(-len(tokens) // self.config.block_size) - len(prefix)
-        return new_blocks + self.blocks.available_cost(prefix) + group.params.width
+        return new_blocks + self.blocks.available_cost(prefix) + group.max_width
 
     def _start(self, group: SequenceGroup, plan: StepPlan) -> None:
         if group.state is GroupState.SWAPPED:
