@@ -24,7 +24,7 @@ ARROWS = {
 }
 #: These layers never import a device library; they are tested, and start, without one.
 HOST_ONLY = {"plain", "engine", "stats"}
-DEVICE_LIBRARIES = {"torch", "transformers", "triton", "accelerate", "gguf"}
+DEVICE_LIBRARIES = {"torch", "transformers", "triton", "accelerate", "gguf", "xgrammar"}
 #: These layers import the device half and slow libraries inside functions only: `--help` and wrong usage don't wait.
 LAZY = {"job", "cli"}
 SLOW_LIBRARIES = DEVICE_LIBRARIES | {"datasets", "pyarrow", "numpy", "matplotlib"}

@@ -62,7 +62,7 @@ def test_a_body_becomes_a_plain_row() -> None:
             _row("a", CHAT_URL, {"messages": HI, "tools": [{"type": "function"}]}),
             "body.tools = [{'type': 'function'}] is",
         ),
-        (_row("a", CHAT_URL, {"messages": HI, "response_format": {"type": "json_object"}}), "body.response_format"),
+        (_row("a", CHAT_URL, {"messages": HI, "response_format": {"type": "json_schema"}}), "body.response_format"),
         (_row("a", CHAT_URL, {"messages": HI, "logprobs": 2}), "body.logprobs must be true or false"),
         (_row("a", CHAT_URL, {"prompt": "x"}), "body has no messages"),
         (_row("a", COMPLETIONS_URL, {"messages": HI}), "body has no prompt"),

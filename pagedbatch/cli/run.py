@@ -15,6 +15,7 @@ from pagedbatch.job.interrupts import EXIT_INTERRUPTED
 _input = partial(typer.Option, rich_help_panel="Input", show_default=False)
 _generation = partial(typer.Option, rich_help_panel="Generation", show_default=False)
 _beams = partial(typer.Option, rich_help_panel="Beams", show_default=False)
+_constraints = partial(typer.Option, rich_help_panel="Constraints", show_default=False)
 _engine = partial(typer.Option, rich_help_panel="Engine", show_default=False)
 _output = partial(typer.Option, rich_help_panel="Output", show_default=False)
 
@@ -34,6 +35,10 @@ _BAD_WORDS_HELP = "Text never to write, in these very tokens; repeatable. Rows m
 _ALLOWED_HELP = "Token id that may be written, and no other; repeatable. Give an end token too."
 _MAX_NUM_SEQS_HELP = "Most sequences at once; more samples of a row take turns, its beams don't. (default: 128)"
 _BIAS_HELP = """JSON object of token id to bias: '{"50256": -100}'."""
+
+_CATALOG_HELP = "Outputs are items of this file, one a line: text, or a JSON list of token ids."
+_SCHEMA_HELP = "Outputs are JSON of this schema, a file or the JSON itself."
+_GRAMMAR_HELP = "Outputs are texts of this EBNF grammar, whose first rule is root."
 
 
 def run(
@@ -76,6 +81,10 @@ def run(
     num_beams: Annotated[int | None, _beams(help="Beam search of this width; n outputs of it are written.")] = None,
     length_penalty: Annotated[float | None, _beams(help="score = logprob / length ** this. (default: 1.0)")] = None,
     early_stopping: Annotated[str | None, _beams(help="true, false or never. (default: false)")] = None,
+    constrain_to: Annotated[str | None, _constraints(metavar="FILE", help=_CATALOG_HELP)] = None,
+    json_schema: Annotated[str | None, _constraints(metavar="FILE|JSON", help=_SCHEMA_HELP)] = None,
+    regex: Annotated[str | None, _constraints(help="Outputs match this regular expression as a whole.")] = None,
+    grammar: Annotated[str | None, _constraints(metavar="FILE", help=_GRAMMAR_HELP)] = None,
     block_size: Annotated[int | None, _engine(help="Token slots a block. (default: 16)")] = None,
     kv_memory: Annotated[str | None, _engine(help="Pool size: 4GiB. (default: what is free, with a margin)")] = None,
     num_blocks: Annotated[int | None, _engine(help="Pool size in blocks, instead of --kv-memory.")] = None,

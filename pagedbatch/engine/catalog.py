@@ -6,7 +6,7 @@ The trie is flat arrays, 17 bytes a node whatever its fan-out, after the CSR lay
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -68,6 +68,18 @@ class TokenTrie:
     @property
     def num_nodes(self) -> int:
         return len(self.tokens)
+
+    @property
+    def shortest_item(self) -> int:
+        """Tokens of the shortest item."""
+        return int(self.shortest[_ROOT])
+
+    def uses_any_of(self, token_ids: Collection[int]) -> int | None:
+        """One of these tokens that an item holds, if any does."""
+        if not token_ids:
+            return None
+        found = self.tokens[1:][np.isin(self.tokens[1:], list(token_ids))]
+        return int(found[0]) if len(found) else None
 
     def children(self, node: int) -> slice:
         """The nodes one token further."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pagedbatch.errors import PagedBatchError, RunError, UsageError
+from pagedbatch.job.constraints import ConstraintSource, read_run_constraint
 from pagedbatch.job.hub import go_offline_if_needed
 from pagedbatch.job.interrupts import EXIT_INTERRUPTED, Interrupts
 from pagedbatch.job.journal import Journal, Manifest
@@ -68,9 +69,10 @@ def run_job(settings: RunSettings, ui: Ui) -> JobResult:
         source = open_source(settings.input, split=settings.split, subset=settings.subset)
         found = survey(source, limit=settings.limit, allow_duplicate_ids=settings.allow_duplicate_ids)
         _check_columns(settings, source, found)
-        with _open_journal(settings, source, found, paths) as journal:
+        constraint = read_run_constraint(settings)
+        with _open_journal(settings, source, found, paths, constraint) as journal:
             _tell_resumed(journal, found, ui)
-            text = open_text_side(settings)
+            text = open_text_side(settings, constraint)
             device = open_device_side(settings, text)
             return _Run(settings, source, found, paths, journal, text, device, began).run(ui, interrupts)
 
@@ -192,14 +194,17 @@ def _check_columns(settings: RunSettings, source: Source, found: Survey) -> None
             raise UsageError(f"{setting}: {place} has no column {name!r}; its columns are {listed}")
 
 
-def _open_journal(settings: RunSettings, source: Source, found: Survey, paths: OutputPaths | None) -> Journal:
+def _open_journal(
+    settings: RunSettings, source: Source, found: Survey, paths: OutputPaths | None, constraint: ConstraintSource | None
+) -> Journal:
     model = os.path.realpath(settings.model) if Path(settings.model).exists() else settings.model
     params = asdict(resolve(settings.generation))
     manifest = Manifest(
         input={"name": source.name, "fingerprint": source.fingerprint},
         model=model,
         settings={name: getattr(settings, name) for name in _RESULT_SETTINGS}
-        | {name: params[name] for name in settings.generation},
+        | {name: params[name] for name in settings.generation}
+        | ({} if constraint is None else {"constraint": constraint.fingerprint}),
         versions=versions(),
     )
     if paths is None:

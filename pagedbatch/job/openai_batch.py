@@ -15,10 +15,12 @@ from pagedbatch.params import READERS
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
 
-_PASSED_ON = frozenset(READERS) - {"logprobs"} | {"messages", "prompt", "prompt_token_ids", "priority"}
+_PASSED_ON = frozenset(READERS) - {"logprobs"} | {
+    "messages", "prompt", "prompt_token_ids", "priority", "allowed_outputs", "json_schema", "regex", "grammar",
+}  # fmt: skip
 #: Of no consequence for an answer, or read below.
 _HARMLESS = {"model", "user", "metadata", "store", "service_tier", "stream_options", "parallel_tool_calls"}
-_READ_HERE = {"max_completion_tokens", "logprobs", "top_logprobs"}
+_READ_HERE = {"max_completion_tokens", "logprobs", "top_logprobs", "response_format"}
 #: Values that ask for nothing.
 _NOTHING: tuple[Any, ...] = (None, False, [], {}, {"type": "text"}, "none")
 
@@ -48,12 +50,30 @@ def plain_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     if body.get("max_completion_tokens") is not None:
         plain["max_tokens"] = body["max_completion_tokens"]
     plain["logprobs"] = _chat_logprobs(body) if url == CHAT_URL else body.get("logprobs")
+    schema = _response_schema(body.get("response_format"))
+    if schema is not None:
+        if "json_schema" in plain:
+            raise RowError("body.response_format and body.json_schema are given: a row takes one of them")
+        plain["json_schema"] = schema
     needed = "messages" if url == CHAT_URL else "prompt"
     if needed not in plain and "prompt_token_ids" not in plain:
         raise RowError(f"body has no {needed}")
     if isinstance(plain.get("prompt"), list):
         plain["prompt_token_ids"] = plain.pop("prompt")
     return plain
+
+
+def _response_schema(value: Any) -> Any:
+    """The JSON schema that a `response_format` asks for; None where it asks for text."""
+    if value in _NOTHING:
+        return None
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if kind == "json_object":
+        return {"type": "object"}
+    described = value.get("json_schema") if kind == "json_schema" else None
+    if isinstance(described, Mapping) and described.get("schema") is not None:
+        return described["schema"]
+    raise RowError(f"body.response_format = {short(value)} is not supported")
 
 
 def _chat_logprobs(body: Mapping[str, Any]) -> Any:
@@ -73,6 +93,8 @@ def answer(record: Mapping[str, Any], url: Any, model: str) -> dict[str, Any]:
     else:
         status, problem = 200, None
         body = _chat_body(record) if url == CHAT_URL else _completion_body(record)
+        if "note" in record:
+            body["note"] = record["note"]
         usage = record["usage"]
         body |= {
             "created": 0,

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pagedbatch.constraint import Constraint
 from pagedbatch.errors import ParamError, RowError, UsageError
+from pagedbatch.job.constraints import ConstraintBuilder, ConstraintSource
 from pagedbatch.job.messages import first_line, short
 from pagedbatch.job.openai_batch import is_batch_row, plain_fields
 from pagedbatch.job.rows import Row, id_hash, is_unicode
@@ -26,10 +28,11 @@ _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p")
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What prompts and parameters are checked against."""
+    """What prompts, parameters and constraints are checked against."""
 
     max_model_len: int
     vocab_size: int
+    eos_token_ids: frozenset[int] = frozenset()
 
 
 def template_fields(template: str) -> tuple[str, ...]:
@@ -74,7 +77,7 @@ class PromptBuilder:
     """Makes requests from rows, with a Hugging Face tokenizer.
 
     `model_defaults` are generation parameters from the model's generation_config; `run_settings` those given for the
-    whole run. A row's own settings win over both.
+    whole run, as is `run_constraint`. A row's own win.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class PromptBuilder:
         prompt_column: str | None = None,
         prompt_template: str | None = None,
         chat: bool = False,
+        run_constraint: ConstraintSource | None = None,
     ) -> None:
         if chat and not tokenizer.chat_template:
             raise UsageError("--chat: this model's tokenizer has no chat template; leave it out or choose a chat model")
@@ -98,6 +102,7 @@ class PromptBuilder:
         self._prompt_template = prompt_template
         self._template_fields = template_fields(prompt_template) if prompt_template is not None else ()
         self._chat = chat
+        self._constraints = ConstraintBuilder(tokenizer, limits.vocab_size, limits.eos_token_ids, run_constraint)
 
     def request(self, row: Row) -> Request:
         """The request of a row.
@@ -114,9 +119,18 @@ class PromptBuilder:
             prompt = self._prompt_token_ids(fields)
             priority = _priority(fields.get("priority"))
             params = self._fit(params, len(prompt))
+            constraint = self.constraint(fields, params)
         except RowError as error:
             raise RowError(f"{row.place}: {error}") from None
-        return Request(row.index, prompt, params, id_hash(row.id, params.seed), priority)
+        return Request(row.index, prompt, params, id_hash(row.id, params.seed), priority, constraint)
+
+    def constraint(self, fields: Mapping[str, Any], params: GenerationParams) -> Constraint | None:
+        """What a row's outputs must obey: its own constraint, else the run's.
+
+        Raises:
+            RowError: it is malformed, can't be met, or can't be combined with a parameter.
+        """
+        return self._constraints.constraint(fields, params)
 
     def resolve_params(self, fields: Mapping[str, Any]) -> GenerationParams:
         """A row's parameters: its own over the run's over the model's.

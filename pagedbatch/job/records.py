@@ -35,8 +35,8 @@ class RecordWriter:
         self._token_text = lru_cache(maxsize=1 << 16)(self._decode_token)
 
     def ok_record(self, row_id: RowId | None, output: RequestOutput, params: GenerationParams) -> Record:
-        """The record of an answered row."""
-        return {
+        """The record of an answered row. It has a `note` where fewer outputs were possible than were asked for."""
+        record = {
             "id": row_id,
             "index": output.request_id,
             "status": "ok",
@@ -48,6 +48,9 @@ class RecordWriter:
             },
             "error": None,
         }
+        if len(output.outputs) < params.n:
+            record["note"] = f"only {len(output.outputs)} of {params.n} outputs: no more are possible"
+        return record
 
     def _completion(self, completion: CompletionOutput, params: GenerationParams) -> Record:
         return {

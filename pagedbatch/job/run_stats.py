@@ -15,7 +15,7 @@ from pagedbatch.job.settings import RunSettings
 from pagedbatch.params import GenerationParams
 from pagedbatch.stats.memory import MemoryAccount
 
-_PACKAGES = ("torch", "transformers", "tokenizers", "triton", "numpy")
+_PACKAGES = ("torch", "transformers", "tokenizers", "triton", "numpy", "xgrammar")
 
 
 def versions() -> dict[str, str]:

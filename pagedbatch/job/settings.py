@@ -41,6 +41,10 @@ class RunSettings:
     prompt_column: str | None = None
     prompt_template: str | None = None
     chat: bool = False
+    constrain_to: str | None = None
+    json_schema: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    grammar: str | None = None
     limit: int | None = None
     allow_duplicate_ids: bool = False
     restart: bool = False
@@ -88,6 +92,10 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
+def _text_or_table(name: str, value: Any) -> str | Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else _text(name, value)
+
+
 def _switch(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise UsageError(f"{flag(name)} must be true or false, got {value!r}")
@@ -118,6 +126,10 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "prompt_column": _text,
     "prompt_template": _text,
     "chat": _switch,
+    "constrain_to": _text,
+    "json_schema": _text_or_table,
+    "regex": _text,
+    "grammar": _text,
     "limit": _count,
     "allow_duplicate_ids": _switch,
     "restart": _switch,
@@ -140,7 +152,11 @@ assert set(_READERS) | {"generation", "origins"} == {field.name for field in fie
 NAMES = frozenset(_READERS) | frozenset(GENERATION_READERS)
 
 _REQUIRED = {"input": "the prompts: a file, - for stdin, or a dataset", "model": "", "output": ""}
-_EITHER_OR = (("kv_memory", "num_blocks"), ("prompt_column", "prompt_template"))
+_EITHER_OR = (
+    ("kv_memory", "num_blocks"),
+    ("prompt_column", "prompt_template"),
+    ("constrain_to", "json_schema", "regex", "grammar"),
+)
 
 
 def read_recipe(path: str) -> dict[str, Any]:
@@ -201,12 +217,13 @@ def merge(command_line: Mapping[str, Any], recipe: Mapping[str, Any]) -> RunSett
 
 
 def _overridden(given: Mapping[str, Any]) -> Iterator[str]:
-    """Of two settings that say one thing in two ways, the stronger layer's stays: these names leave the weaker ones."""
-    for pair in _EITHER_OR:
-        if all(name in given for name in pair):
-            raise UsageError(f"{flag(pair[0])} and {flag(pair[1])} can't be combined: give one")
-        if any(name in given for name in pair):
-            yield from pair
+    """Of settings that say one thing in several ways, the stronger layer's stays: these names leave the weaker ones."""
+    for names in _EITHER_OR:
+        found = [name for name in names if name in given]
+        if len(found) > 1:
+            raise UsageError(f"{' and '.join(map(flag, found))} can't be combined: give one")
+        if found:
+            yield from names
 
 
 def _check_generation(generation: Mapping[str, Any]) -> GenerationParams:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
 from pagedbatch.engine.stopping import Detokenize
-from pagedbatch.errors import ParamError, UsageError
+from pagedbatch.errors import RowError, UsageError
+from pagedbatch.job.constraints import ConstraintSource
 from pagedbatch.job.prompts import ModelLimits, PromptBuilder
 from pagedbatch.job.settings import RunSettings
 from pagedbatch.params import GenerationParams
@@ -40,8 +41,8 @@ class DeviceSide:
     engine: Engine
 
 
-def open_text_side(settings: RunSettings) -> TextSide:
-    """Loads the tokenizer and the model's defaults.
+def open_text_side(settings: RunSettings, constraint: ConstraintSource | None = None) -> TextSide:
+    """Loads the tokenizer and the model's defaults. `constraint` is the one of the whole run.
 
     Raises:
         UsageError: no such model, or it can't do what is asked of it.
@@ -52,16 +53,18 @@ def open_text_side(settings: RunSettings) -> TextSide:
     defaults = model_defaults(settings.model, trust_remote_code=settings.trust_remote_code)
     prompts = PromptBuilder(
         tokenizer,
-        ModelLimits(defaults.max_model_len, defaults.vocab_size),
+        ModelLimits(defaults.max_model_len, defaults.vocab_size, defaults.eos_token_ids),
         model_defaults=defaults.generation,
         run_settings=settings.generation,
         prompt_column=settings.prompt_column,
         prompt_template=settings.prompt_template,
         chat=settings.chat,
+        run_constraint=constraint,
     )
     try:
         params = prompts.resolve_params({})
-    except ParamError as error:
+        prompts.constraint({}, params)
+    except RowError as error:
         raise UsageError(f"{error} (for model {settings.model})") from None
     return TextSide(tokenizer, defaults, prompts, params)
 

@@ -1,0 +1,120 @@
+"""Catalogs of allowed outputs, from a file or a row, as token ids. Knows no engine and no parameters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pagedbatch.errors import RowError, UsageError
+from pagedbatch.job.messages import short
+from pagedbatch.job.rows import is_unicode
+
+if TYPE_CHECKING:
+    from pagedbatch.engine.catalog import TokenTrie
+
+#: A text, or the token ids of one.
+Item = str | list[int]
+
+_ITEMS_AT_ONCE = 10_000
+
+
+def read_catalog(path: str) -> list[Item]:
+    """The items of a catalog file, a line each: a JSON list of token ids, or else text. Blank lines are kept, empty.
+
+    Raises:
+        UsageError: no such file, not UTF-8, or no item in it.
+    """
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"--constrain-to {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"--constrain-to {path}: not UTF-8 text") from None
+    items = [_read_line(line.removesuffix("\r")) for line in text.split("\n")]
+    if not any(items):
+        raise UsageError(f"--constrain-to {path}: no item in it")
+    return items
+
+
+def _read_line(line: str) -> Item:
+    if line.startswith("["):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            return line
+        if isinstance(value, list) and value and all(type(entry) is int for entry in value):
+            return value
+    return line
+
+
+def check_items(value: Any) -> list[Item]:
+    """A row's `allowed_outputs`.
+
+    Raises:
+        RowError: it is not a list of texts and lists of token ids, or one of them is empty.
+    """
+    if not isinstance(value, list) or not value:
+        raise RowError(f"allowed_outputs must be a list of at least one output, got {short(value)}")
+    for i, item in enumerate(value):
+        is_ids = isinstance(item, list) and all(type(entry) is int for entry in item)
+        if not item or not (isinstance(item, str) or is_ids):
+            raise RowError(f"allowed_outputs[{i}] must be a text or a list of token ids, not empty, got {short(item)}")
+    return value
+
+
+class CatalogEncoder:
+    """Makes tries of items, with a Hugging Face tokenizer. Texts are encoded without added special tokens."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+
+    def trie(self, items: Sequence[Item], place: Callable[[int], str]) -> TokenTrie:
+        """The trie of the items that are not empty. `place` names an item by its number, for messages.
+
+        Raises:
+            RowError: an item has a token that the model lacks, or one that ends an output.
+        """
+        from pagedbatch.engine.catalog import TokenTrie
+
+        return TokenTrie.build(self._packed(items, place))
+
+    def _packed(self, items: Sequence[Item], place: Callable[[int], str]) -> Iterator[bytes]:
+        from pagedbatch.engine.catalog import pack
+
+        for start in range(0, len(items), _ITEMS_AT_ONCE):
+            chunk = items[start : start + _ITEMS_AT_ONCE]
+            encoded = self._encode([item if isinstance(item, str) and is_unicode(item) else "" for item in chunk])
+            for i, (item, encoding) in enumerate(zip(chunk, encoded, strict=True), start):
+                if item:
+                    token_ids = encoding if isinstance(item, str) else item
+                    problem = self._problem(item, token_ids)
+                    if problem is not None:
+                        raise RowError(f"{place(i)}: {problem}")
+                    yield pack(token_ids)
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        encoded: list[list[int]] = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
+        return encoded
+
+    def _problem(self, item: Item, token_ids: list[int]) -> str | None:
+        if not token_ids or self._unknown_id in token_ids:
+            return f"this model has no tokens for {short(item)}"
+        for token_id in token_ids:
+            if not 0 <= token_id < self._vocab_size:
+                return f"{token_id} is no token id of this model, whose vocabulary has {self._vocab_size}"
+            if token_id in self._eos_token_ids:
+                return f"{short(item)} holds the end token {token_id}: leave it out, one follows every item by itself"
+        return None
+
+    @cached_property
+    def _unknown_id(self) -> int | None:
+        """The token that stands for what the vocabulary does not have."""
+        model = getattr(getattr(self._tokenizer, "backend_tokenizer", None), "model", None)
+        name = getattr(model, "unk_token", None) or self._tokenizer.unk_token
+        unknown_id: int | None = None if name is None else self._tokenizer.convert_tokens_to_ids(name)
+        return unknown_id
