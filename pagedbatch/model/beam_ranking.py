@@ -5,31 +5,31 @@ Beams are ranked by summed log-probabilities after every control, as in Hugging 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from itertools import groupby
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pagedbatch.model.allowed import keep_allowed_
-from pagedbatch.model.logprobs import NOT_NUMBERS, top_logprobs
+from pagedbatch.model.logprobs import NOT_NUMBERS, list_top_logprobs, top_logprobs
 from pagedbatch.model.processors import changes_scores, process_row
 from pagedbatch.model.selection import largest
-from pagedbatch.outputs import BeamResult, BeamTask, History, TopLogprobs
+from pagedbatch.model.transfer import Pass, send
+from pagedbatch.outputs import BeamResult, BeamTask, History
 
 
-def rank_beams(
+def beam_passes(
     logits: Tensor, tasks: list[BeamTask], eos_token_ids: frozenset[int], rows_at_once: int
-) -> list[BeamResult]:
-    """Ranks each task's beams jointly.
+) -> list[Pass[list[BeamResult]]]:
+    """The work of ranking each task's beams jointly: the passes' results together are those of `tasks`, in order.
 
     Args:
         logits: [num_rows, vocab_size], the beams of one task after the other.
         eos_token_ids: what may not come before `min_tokens`.
         rows_at_once: rows worked on at once, as far as tasks are no wider.
     """
-    results: list[BeamResult] = []
+    passes: list[Pass[list[BeamResult]]] = []
     row = 0
     for (width, _), alike in groupby(tasks, key=_shape):
         group = list(alike)
@@ -37,9 +37,9 @@ def rank_beams(
         for start in range(0, len(group), tasks_at_once):
             batch = group[start : start + tasks_at_once]
             stop = row + width * len(batch)
-            results += _rank(batch, logits[row:stop].float(), eos_token_ids)
+            passes.append(_rank(batch, logits[row:stop].float(), eos_token_ids))
             row = stop
-    return results
+    return passes
 
 
 def _shape(task: BeamTask) -> tuple[int, int]:
@@ -47,7 +47,7 @@ def _shape(task: BeamTask) -> tuple[int, int]:
     return len(task.rows), task.num_candidates
 
 
-def _rank(tasks: list[BeamTask], raw: Tensor, eos_token_ids: frozenset[int]) -> Iterator[BeamResult]:
+def _rank(tasks: list[BeamTask], raw: Tensor, eos_token_ids: frozenset[int]) -> Pass[list[BeamResult]]:
     """Ranks tasks of one `_shape`.
 
     Args:
@@ -55,40 +55,45 @@ def _rank(tasks: list[BeamTask], raw: Tensor, eos_token_ids: frozenset[int]) -> 
     """
     num_tasks, width, vocab_size = len(tasks), len(tasks[0].rows), raw.shape[1]
     logprobs = raw.log_softmax(dim=-1)
-    is_sane = torch.isfinite(logprobs.amax(dim=-1)).view(num_tasks, width).all(dim=1)
-    tops = _tops(tasks, logprobs, "raw")
+    are_numbers = torch.isfinite(logprobs.amax(dim=-1)).view(num_tasks, width).all(dim=1)
+    zeros = logprobs.new_zeros(len(logprobs))
+    raw_counts, processed_counts = _counts(tasks, "raw"), _counts(tasks, "processed")
+    raw_tops = top_logprobs(raw_counts, logprobs, zeros)
     _process(tasks, logprobs, eos_token_ids)
-    tops = [raw_top or top for raw_top, top in zip(tops, _tops(tasks, logprobs, "processed"), strict=True)]
+    processed_tops = top_logprobs(processed_counts, logprobs, zeros)
 
-    standing = torch.tensor([score for task in tasks for score in task.scores], device=raw.device)
+    standing = send([score for task in tasks for score in task.scores], torch.float32, raw.device)
     sums = (logprobs + standing.unsqueeze(1)).view(num_tasks, -1)
     scores, places = largest(sums, min(tasks[0].num_candidates, sums.shape[1]))
     own = logprobs.view(num_tasks, -1).gather(1, places)
-    # One small tensor comes home, so that the device is waited for once: float64 holds every index.
-    parts = (is_sane.unsqueeze(1), places, scores, own)
-    home = torch.cat([part.double() for part in parts], dim=1).cpu().numpy()
-    for i, (task, numbers) in enumerate(zip(tasks, home, strict=True)):
-        if not numbers[0]:
-            yield BeamResult([], [], [], [], error=NOT_NUMBERS)
+    del raw, logprobs, sums  # large, and not needed while the other passes are under way
+    home = yield [are_numbers, places, scores, own, *raw_tops, *processed_tops]
+
+    tops = list_top_logprobs(raw_counts, home[4 : 4 + len(raw_tops)])
+    processed = list_top_logprobs(processed_counts, home[4 + len(raw_tops) :])
+    shown = [top or other or [] for top, other in zip(tops, processed, strict=True)]
+    results = []
+    for i, (task, is_number, *numbers) in enumerate(zip(tasks, *home[:4], strict=True)):
+        if not is_number:
+            results.append(BeamResult([], [], [], [], error=NOT_NUMBERS))
             continue
-        task_places, task_scores, task_logprobs = np.split(numbers[1:], 3)
-        possible = np.isfinite(task_scores)  # a control may rule continuations out altogether
-        parents, token_ids = np.divmod(task_places[possible].astype(np.int64), vocab_size)
-        yield BeamResult(
-            parents=parents.tolist(),
-            token_ids=token_ids.tolist(),
-            scores=task_scores[possible].tolist(),
-            logprobs=task_logprobs[possible].tolist(),
-            top_logprobs=[top or [] for top in tops[i * width : (i + 1) * width]]
-            if task.params.logprobs is not None
-            else None,
+        # A control may rule continuations out altogether.
+        possible = [one for one in zip(*numbers, strict=True) if math.isfinite(one[1])]
+        results.append(
+            BeamResult(
+                parents=[place // vocab_size for place, _, _ in possible],
+                token_ids=[place % vocab_size for place, _, _ in possible],
+                scores=[score for _, score, _ in possible],
+                logprobs=[logprob for _, _, logprob in possible],
+                top_logprobs=None if task.params.logprobs is None else shown[i * width : (i + 1) * width],
+            )
         )
+    return results
 
 
-def _tops(tasks: list[BeamTask], logprobs: Tensor, mode: str) -> list[TopLogprobs | None]:
-    """The most likely tokens of each row whose request wants them from `logprobs` of this mode."""
-    wanted = [task.params.logprobs if task.params.logprobs_mode == mode else None for task in tasks for _ in task.rows]
-    return top_logprobs(wanted, logprobs, logprobs.new_zeros(len(logprobs)))
+def _counts(tasks: list[BeamTask], mode: str) -> list[int | None]:
+    """How many likely tokens of this mode each row's request wants."""
+    return [task.params.logprobs if task.params.logprobs_mode == mode else None for task in tasks for _ in task.rows]
 
 
 def _process(tasks: list[BeamTask], logprobs: Tensor, eos_token_ids: frozenset[int]) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pagedbatch.model.selection import largest
+from pagedbatch.model.transfer import send
 from pagedbatch.outputs import TopLogprobs
 
 NOT_NUMBERS = "the model's logits are not finite numbers (NaN or infinity) at this position"
@@ -21,8 +24,8 @@ def log_normalisers(logits: Tensor) -> Tensor:
     return logits.amax(dim=-1) - logits.softmax(dim=-1).amax(dim=-1).log()
 
 
-def top_logprobs(wanted: list[int | None], scores: Tensor, normalisers: Tensor) -> list[TopLogprobs | None]:
-    """The most likely tokens of each row that asked for them; what can't come at all is left out.
+def top_logprobs(wanted: list[int | None], scores: Tensor, normalisers: Tensor) -> list[Tensor]:
+    """The most likely tokens of each row that asked for them: token ids and logprobs, or nothing where nobody asked.
 
     Args:
         wanted: how many, for each row; None: not asked.
@@ -30,14 +33,22 @@ def top_logprobs(wanted: list[int | None], scores: Tensor, normalisers: Tensor) 
         normalisers: float32 [num_rows]; a logprob is a score less this.
     """
     asked = [i for i, count in enumerate(wanted) if count is not None]
-    tops: list[TopLogprobs | None] = [None] * len(wanted)
     if not asked:
-        return tops
+        return []
     most = min(max(wanted[i] or 0 for i in asked), scores.shape[1])
-    index = torch.tensor(asked, device=scores.device)
+    index = send(asked, torch.int64, scores.device)
     values, token_ids = largest(scores[index], most)
-    logprobs = (values - normalisers[index].unsqueeze(1)).tolist()
-    for i, ids, row in zip(asked, token_ids.tolist(), logprobs, strict=True):
-        pairs = zip(ids[: wanted[i]], row, strict=False)
-        tops[i] = [(token_id, logprob) for token_id, logprob in pairs if logprob > -math.inf]
-    return tops
+    return [token_ids, values - normalisers[index].unsqueeze(1)]
+
+
+def list_top_logprobs(wanted: list[int | None], tops: list[Any]) -> list[TopLogprobs | None]:
+    """What `top_logprobs` found, brought home, row by row; what can't come at all is left out."""
+    found = zip(*tops, strict=True)
+    listed: list[TopLogprobs | None] = []
+    for count in wanted:
+        if count is None:
+            listed.append(None)
+        else:
+            pairs = islice(zip(*next(found), strict=True), count)
+            listed.append([(token_id, logprob) for token_id, logprob in pairs if logprob > -math.inf])
+    return listed

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pagedbatch.model.allowed import keep_allowed_
-from pagedbatch.model.beam_ranking import rank_beams
-from pagedbatch.model.logprobs import NOT_NUMBERS, log_normalisers, top_logprobs
+from pagedbatch.model.beam_ranking import beam_passes
+from pagedbatch.model.logprobs import NOT_NUMBERS, list_top_logprobs, log_normalisers, top_logprobs
 from pagedbatch.model.philox import uniforms
 from pagedbatch.model.processors import changes_scores, process_row
 from pagedbatch.model.selection import first_largest
+from pagedbatch.model.transfer import Pass, run_passes, send
 from pagedbatch.model.truncation import keep_likely_
 from pagedbatch.outputs import BeamResult, SampleResult, SampleTask, SchedulerOutput
 
@@ -40,55 +42,62 @@ class Sampler:
             step: the tasks.
         """
         rows_at_once = max(1, _LOGITS_AT_ONCE[logits.device.type] // logits.shape[1])
-        samples: list[SampleResult] = []
-        for start in range(0, len(step.samples), rows_at_once):
+        num_samples = len(step.samples)
+        passes: list[Pass[list[Any]]] = []
+        for start in range(0, num_samples, rows_at_once):
             tasks = step.samples[start : start + rows_at_once]
-            samples += self._sample(tasks, logits[start : start + len(tasks)].float())
-        beams = rank_beams(logits[len(step.samples) :], step.beams, self._eos_token_ids, rows_at_once)
-        return samples, beams
+            passes.append(self._sample(tasks, logits[start : start + len(tasks)].float()))
+        passes += beam_passes(logits[num_samples:], step.beams, self._eos_token_ids, rows_at_once)
+        results = list(chain.from_iterable(run_passes(passes)))
+        return results[:num_samples], results[num_samples:]
 
-    def _sample(self, tasks: list[SampleTask], raw: Tensor) -> Iterator[SampleResult]:
+    def _sample(self, tasks: list[SampleTask], raw: Tensor) -> Pass[list[SampleResult]]:
         normalisers = log_normalisers(raw)
-        scores, errors = self._processed(tasks, raw, normalisers)
+        are_numbers = torch.isfinite(normalisers)
+        scores, have_choice = self._processed(tasks, raw, are_numbers)
         row_of_draw = np.repeat(np.arange(len(tasks)), [len(task.sample_indices) for task in tasks])
         drawn = self._draw(tasks, scores, row_of_draw)
 
-        rows = torch.from_numpy(row_of_draw).to(raw.device)
+        rows = send(row_of_draw, torch.int64, raw.device)
         shown, normalisers = _shown(tasks, raw, normalisers, scores)
-        logprobs = iter((shown[rows, drawn] - normalisers[rows]).tolist())
-        token_ids = iter(drawn.tolist())
-        tops = top_logprobs([task.params.logprobs for task in tasks], shown, normalisers)
-        for task, top, error in zip(tasks, tops, errors, strict=True):
-            result = SampleResult(
-                token_ids=[next(token_ids) for _ in task.sample_indices],
-                logprobs=[next(logprobs) for _ in task.sample_indices],
-                top_logprobs=None if top is None else [top] * len(task.sample_indices),
-                error=error,
-            )
-            is_dead_end = error == NOTHING_LEFT and task.allowed is not None
-            yield SampleResult([], []) if is_dead_end else result
+        drawn_logprobs = shown[rows, drawn] - normalisers[rows]
+        counts = [task.params.logprobs for task in tasks]
+        tops = top_logprobs(counts, shown, normalisers)
+        del raw, scores, shown  # large, and not needed while the other passes are under way
+        token_ids, logprobs, numbers, choices, *listed = yield [drawn, drawn_logprobs, are_numbers, have_choice, *tops]
 
-    def _processed(self, tasks: list[SampleTask], raw: Tensor, normalisers: Tensor) -> tuple[Tensor, list[str | None]]:
-        """The scores after every control, in a new tensor if any control changes them; and what is wrong with a row.
+        results, start = [], 0
+        rows_home = zip(tasks, list_top_logprobs(counts, listed), numbers, choices, strict=True)
+        for task, top, is_number, has_choice in rows_home:
+            stop = start + len(task.sample_indices)
+            error = None if has_choice else NOTHING_LEFT if is_number else NOT_NUMBERS
+            if error == NOTHING_LEFT and task.allowed is not None:  # a dead end
+                results.append(SampleResult([], []))
+            else:
+                top_of_draws = None if top is None else [top] * (stop - start)
+                results.append(SampleResult(token_ids[start:stop], logprobs[start:stop], top_of_draws, error))
+            start = stop
+        return results
 
-        A row that is wrong has harmless numbers instead, so that nothing below must think of it.
+    def _processed(self, tasks: list[SampleTask], raw: Tensor, are_numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """The scores after every control, in a new tensor if any control changes them; and who has a token to choose.
+
+        A row without choice has harmless numbers instead, so that nothing below must think of it.
         """
-        errors: list[str | None] = [None if ok else NOT_NUMBERS for ok in torch.isfinite(normalisers).tolist()]
         changed = [i for i, task in enumerate(tasks) if changes_scores(task.params, task.position)]
         constrained = [i for i, task in enumerate(tasks) if task.allowed is not None]
-        if not changed and not constrained and not any(errors):
-            return raw, errors
-        scores = raw.clone()
-        for i in changed:
-            task = tasks[i]
-            process_row(scores[i], task.params, task.position, task.history, self._eos_token_ids)
-        keep_allowed_(scores, constrained, [task.allowed for task in tasks if task.allowed is not None])
-        possible = torch.isfinite(scores.amax(dim=-1)).tolist()
-        errors = [error or (None if ok else NOTHING_LEFT) for error, ok in zip(errors, possible, strict=True)]
-        for i, error in enumerate(errors):
-            if error:
-                scores[i] = 0.0
-        return scores, errors
+        scores, have_choice = raw, are_numbers
+        if changed or constrained:
+            scores = raw.clone()
+            for i in changed:
+                task = tasks[i]
+                process_row(scores[i], task.params, task.position, task.history, self._eos_token_ids)
+            keep_allowed_(scores, constrained, [task.allowed for task in tasks if task.allowed is not None])
+            have_choice = torch.isfinite(scores.amax(dim=-1)) & are_numbers
+        # On a CPU it is cheaper to look than to pass over the scores; on a GPU, looking means waiting.
+        if raw.device.type == "cpu" and bool(have_choice.all()):
+            return scores, have_choice
+        return torch.where(have_choice.unsqueeze(1), scores, 0.0), have_choice
 
     def _draw(self, tasks: list[SampleTask], scores: Tensor, row_of_draw: np.ndarray) -> Tensor:
         """Token ids [num_draws], int64: the most likely at temperature 0, else drawn."""
@@ -100,9 +109,9 @@ class Sampler:
             if len(rows) == 0:
                 continue
             draws = np.flatnonzero(is_random[row_of_draw] == kind)
-            own = scores if len(rows) == len(tasks) else scores[torch.from_numpy(rows).to(device)]
-            row_of_own = torch.from_numpy(np.searchsorted(rows, row_of_draw[draws])).to(device)
-            drawn[torch.from_numpy(draws).to(device)] = pick([tasks[i] for i in rows], own, row_of_own)
+            own = scores if len(rows) == len(tasks) else scores[send(rows, torch.int64, device)]
+            row_of_own = send(np.searchsorted(rows, row_of_draw[draws]), torch.int64, device)
+            drawn[send(draws, torch.int64, device)] = pick([tasks[i] for i in rows], own, row_of_own)
         return drawn
 
 
@@ -121,14 +130,14 @@ def _drawn(tasks: list[SampleTask], scores: Tensor, rows: Tensor) -> Tensor:
     weights = _weights(tasks, scores)
     counters = [(task.rng_key, index, task.position) for task in tasks for index in task.sample_indices]
     keys, indices, positions = np.array(counters, np.uint64).T
-    return invert_cdf(weights, rows, torch.from_numpy(uniforms(keys, indices, positions)).to(scores.device))
+    return invert_cdf(weights, rows, send(uniforms(keys, indices, positions), torch.float64, scores.device))
 
 
 def _weights(tasks: list[SampleTask], scores: Tensor) -> Tensor:
     """What each token weighs in the draw, not normalised: float32 like `scores` [num_tasks, vocab_size]."""
     temperatures = [max(task.params.temperature, _LEAST_TEMPERATURE) for task in tasks]
     return keep_likely_(
-        torch.softmax(scores / torch.tensor(temperatures, device=scores.device).unsqueeze(1), dim=-1),
+        torch.softmax(scores / send(temperatures, torch.float32, scores.device).unsqueeze(1), dim=-1),
         [task.params.top_k for task in tasks],
         [task.params.top_p for task in tasks],
         [task.params.min_p for task in tasks],

@@ -1,0 +1,51 @@
+"""Numbers to the device without waiting for it, and a step's results home in one copy. Knows no meaning of them.
+
+Work on the device is written as a `Pass`: a generator that launches everything, yields the tensors whose numbers it
+needs, is sent them as lists, and returns its results. `run_passes` starts all of them before it waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from itertools import chain
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+Pass: TypeAlias = Generator[list[Tensor], list[Any], T]
+
+
+def send(values: Sequence[Any] | np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`values` as a tensor on `device`. A GPU fetches them when it gets there; the host goes on at once."""
+    tensor = torch.as_tensor(values, dtype=dtype)
+    if device.type != "cuda":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def bring_home(tensors: Sequence[Tensor]) -> list[Any]:
+    """The tensors as (nested) lists. On a GPU this is the one place where the host waits for the device.
+
+    All travel together as float64, which holds float32, booleans and token ids exactly.
+    """
+    if not tensors:
+        return []
+    joined = torch.cat([tensor.reshape(-1).to(torch.float64) for tensor in tensors]).cpu()
+    parts = joined.split([tensor.numel() for tensor in tensors])  # type: ignore[no-untyped-call]
+    return [part.to(tensor.dtype).view(tensor.shape).tolist() for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def run_passes(passes: Sequence[Pass[T]]) -> list[T]:
+    """Starts every pass, brings what they want home in one copy, and lets them finish in order."""
+    wanted = [next(one) for one in passes]
+    home = iter(bring_home(list(chain.from_iterable(wanted))))
+    results: list[T] = []
+    for one, tensors in zip(passes, wanted, strict=True):
+        try:
+            one.send([next(home) for _ in tensors])
+        except StopIteration as finished:
+            results.append(finished.value)
+    return results
