@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from pagedbatch.model.truncation import keep_likely_
+from pagedbatch.model.truncation import keep_by_sorting_, keep_likely_
 
 SIZES = [1, 2, 5, 127, 128, 129, 300, 5000, 49152]
 #: Spread of random logits: from nearly even odds to nearly one token.
@@ -38,7 +38,10 @@ def kept_by_hf(logits: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor
 
 def truncated(weights: Tensor, *settings: tuple[int, float, float]) -> Tensor:
     top_k, top_p, min_p = (list(values) for values in zip(*settings, strict=True))
-    return keep_likely_(weights.clone(), top_k, top_p, min_p)
+    kept = keep_likely_(weights.clone(), top_k, top_p, min_p)
+    # The way of a GPU, held against the CPU's wherever that is tested.
+    torch.testing.assert_close(keep_by_sorting_(weights.clone(), top_k, top_p, min_p), kept, atol=0, rtol=0)
+    return kept
 
 
 @pytest.mark.parametrize("size", SIZES)

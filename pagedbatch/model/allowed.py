@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pagedbatch.constraint import Allowed, AllowedIds, AllowedMask
+from pagedbatch.model.transfer import send
 
 _NEVER = float("-inf")
 
@@ -31,16 +32,16 @@ def keep_allowed_(scores: Tensor, rows: Sequence[int], allowed: Sequence[Allowed
 
 def _keep_listed_(scores: Tensor, rows: Sequence[int], token_ids: Sequence[np.ndarray]) -> None:
     lengths = [len(ids) for ids in token_ids]
-    row_of_id = torch.from_numpy(np.repeat(np.array(rows), lengths)).to(scores.device)
-    ids = torch.from_numpy(np.concatenate(token_ids)).to(scores.device)
+    row_of_id = send(np.repeat(np.array(rows), lengths), torch.int64, scores.device)
+    ids = send(np.concatenate(token_ids), torch.int64, scores.device)
     kept = scores[row_of_id, ids]
-    scores[torch.tensor(rows, device=scores.device)] = _NEVER
+    scores.index_fill_(0, send(rows, torch.int64, scores.device), _NEVER)
     scores[row_of_id, ids] = kept
 
 
 def _keep_masked_(scores: Tensor, rows: Sequence[int], words: Sequence[np.ndarray]) -> None:
-    octets = torch.from_numpy(np.stack(words).astype("<i4", copy=False).view(np.uint8)).to(scores.device)
+    octets = send(np.stack(words).astype("<i4", copy=False).view(np.uint8), torch.uint8, scores.device)
     bits = (octets.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=scores.device)) & 1
     forbidden = bits.flatten(1)[:, : scores.shape[1]] == 0
-    index = torch.tensor(rows, device=scores.device)
+    index = send(rows, torch.int64, scores.device)
     scores[index] = scores[index].masked_fill_(forbidden, _NEVER)

@@ -18,7 +18,8 @@ from pagedbatch.outputs import ScheduledSequence, SchedulerOutput
 class InputBatch:
     """What one forward takes.
 
-    `logits_indices` are the flat positions whose logits are needed: the last token of each row of `rows_needed`.
+    `logits_indices` are the flat positions whose logits are needed: the last token of each row of `rows_needed`, then
+    those that the step's prompt tasks score.
     """
 
     input_ids: Tensor  #: int64 [1, num_tokens]
@@ -58,12 +59,13 @@ class InputBatcher:
         block_tables = _pack_block_tables(sequences)
         slot_mapping = block_tables[row_of_token, positions // block_size] * block_size + positions % block_size
         last_token = query_start_loc[1:] - 1
+        scored = (query_start_loc[task.row] + task.first + np.arange(len(task.targets)) for task in step.prompts)
 
         tensors = self._upload(
             [
                 np.fromiter(chain.from_iterable(s.token_ids for s in sequences), np.int64, num_tokens),
                 positions,
-                last_token[rows_needed(step)],
+                np.concatenate([last_token[rows_needed(step)], *scored]),
                 slot_mapping,
                 block_tables.ravel(),
                 context_lens + query_lens,

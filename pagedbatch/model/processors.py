@@ -11,6 +11,7 @@ from collections import Counter
 import torch
 from torch import Tensor
 
+from pagedbatch.model.transfer import send
 from pagedbatch.outputs import History
 from pagedbatch.params import GenerationParams
 
@@ -37,7 +38,7 @@ def process_row(
     """
     if params.logit_bias:
         token_ids, biases = zip(*params.logit_bias, strict=True)
-        scores[list(token_ids)] += torch.tensor(biases, device=scores.device)
+        scores[send(token_ids, torch.int64, scores.device)] += send(biases, torch.float32, scores.device)
     everything: list[int] = []
     if history is not None:
         everything = history.prompt_token_ids + history.output_token_ids
@@ -53,7 +54,7 @@ def process_row(
         # Some models name end tokens past their vocabulary.
         _forbid(scores, [i for i in (*eos_token_ids, *params.stop_token_ids) if i < len(scores)])
     if params.allowed_token_ids:
-        allowed = list(params.allowed_token_ids)
+        allowed = send(params.allowed_token_ids, torch.int64, scores.device)
         kept = scores[allowed]
         scores.fill_(NEVER)
         scores[allowed] = kept
@@ -61,12 +62,12 @@ def process_row(
 
 def _forbid(scores: Tensor, token_ids: list[int]) -> None:
     if token_ids:
-        scores[token_ids] = NEVER
+        scores.index_fill_(0, send(token_ids, torch.int64, scores.device), NEVER)
 
 
 def penalise_repetition(scores: Tensor, token_ids: list[int], penalty: float) -> None:
     """Divides positive and multiplies negative scores of tokens seen before (CTRL, arXiv 1909.05858)."""
-    seen = torch.tensor(sorted(set(token_ids)), dtype=torch.int64, device=scores.device)
+    seen = send(sorted(set(token_ids)), torch.int64, scores.device)
     values = scores[seen]
     scores[seen] = torch.where(values < 0, values * penalty, values / penalty)
 
@@ -75,8 +76,8 @@ def penalise_presence(scores: Tensor, token_ids: list[int], presence: float, fre
     """Lowers the score of each generated token once, and by how often it came."""
     if token_ids:
         counts = Counter(token_ids)
-        seen = torch.tensor(list(counts), device=scores.device)
-        scores[seen] -= presence + frequency * torch.tensor(list(counts.values()), device=scores.device)
+        seen = send(list(counts), torch.int64, scores.device)
+        scores[seen] -= presence + frequency * send(list(counts.values()), torch.float32, scores.device)
 
 
 def repeated_ngram_ends(token_ids: list[int], size: int) -> list[int]:

@@ -16,10 +16,11 @@ from pagedbatch_kernels.interface import AttentionShape, Backend, CacheShape
 from pagedbatch.errors import RunError
 from pagedbatch.model.attention import PagedAttention
 from pagedbatch.model.backends import choose_backend
-from pagedbatch.model.input_batch import InputBatch, InputBatcher
+from pagedbatch.model.input_batch import InputBatch, InputBatcher, rows_needed
 from pagedbatch.model.kv_cache import KVCache, cache_shape, choose_num_blocks
 from pagedbatch.model.loader import LoadedModel
 from pagedbatch.model.sampler import Sampler
+from pagedbatch.model.scoring import score_prompts
 from pagedbatch.outputs import ModelRunnerOutput, SchedulerOutput, StepSeconds
 
 
@@ -102,13 +103,14 @@ class ModelRunner:
         logits = self._forward(batch)
         forwarded = time.perf_counter()
         samples, beams = self._sampler(logits, step)
+        prompts = score_prompts(logits[len(rows_needed(step)) :], step.prompts)
         ended = time.perf_counter()
         seconds = StepSeconds(
             model=forwarded - began - self._attention.seconds,
             attention=self._attention.seconds,
             sampling=ended - forwarded,
         )
-        return ModelRunnerOutput(samples, beams, seconds)
+        return ModelRunnerOutput(samples, beams, seconds, prompts)
 
     def _forward(self, batch: InputBatch) -> torch.Tensor:
         """Logits [num_logits, vocab_size] of the positions that need them.

@@ -23,7 +23,7 @@ NOTHING_LEFT = "the row's settings leave no token to choose at this position"
 
 #: Logits worked on at once. On a CPU they stay in its caches, where a pass costs a fraction; on a GPU this only bounds
 #: the memory that a step needs.
-_LOGITS_AT_ONCE = {"cpu": 2**20, "cuda": 2**27}
+_LOGITS_AT_ONCE_ON_CPU, _LOGITS_AT_ONCE = 2**20, 2**27
 #: A divisor below this makes infinities of float32 logits, and all above it that is this small is greedy.
 _LEAST_TEMPERATURE = 1e-30
 _SPAN = 256
@@ -41,7 +41,8 @@ class Sampler:
             logits: [num_rows, vocab_size], rows in the order of `input_batch.rows_needed(step)`.
             step: the tasks.
         """
-        rows_at_once = max(1, _LOGITS_AT_ONCE[logits.device.type] // logits.shape[1])
+        at_once = _LOGITS_AT_ONCE_ON_CPU if logits.device.type == "cpu" else _LOGITS_AT_ONCE
+        rows_at_once = max(1, at_once // logits.shape[1])
         num_samples = len(step.samples)
         passes: list[Pass[list[Any]]] = []
         for start in range(0, num_samples, rows_at_once):

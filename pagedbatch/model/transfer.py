@@ -21,7 +21,7 @@ Pass: TypeAlias = Generator[list[Tensor], list[Any], T]
 def send(values: Sequence[Any] | np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
     """`values` as a tensor on `device`. A GPU fetches them when it gets there; the host goes on at once."""
     tensor = torch.as_tensor(values, dtype=dtype)
-    if device.type != "cuda":
+    if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
 
