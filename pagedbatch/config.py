@@ -21,6 +21,8 @@ class EngineConfig:
     num_swap_blocks: int = 0
     max_num_seqs: int = 128
     max_num_batched_tokens: int = 2048
+    max_num_scored_tokens: int = 1024
+    """Most prompt positions a step that are scored: each takes logits of the size of the vocabulary."""
     max_model_len: int = 4096
     window: int | None = None
     """The largest attention window in tokens, where every layer has one: blocks that left it are given back."""

@@ -74,6 +74,19 @@ class BeamTask:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptTask:
+    """Say how likely the model found `targets`, tokens of a prompt that follow each other, and what was likeliest.
+
+    The first target comes after token `first` of those that scheduled sequence `row` computes in this step.
+    """
+
+    row: int
+    first: int
+    targets: list[int]
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     """One step for the runner: first `swap_out`, then `swap_in`, then `copies`, then one forward of `sequences`."""
 
@@ -85,6 +98,7 @@ class SchedulerOutput:
     swap_out: list[BlockCopy]
     swap_in: list[BlockCopy]
     num_tokens: int
+    prompts: list[PromptTask] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +132,22 @@ class BeamResult:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptScores:
+    """The raw logprobs of prompt tokens that follow each other, and the most likely tokens in place of each.
+
+    Those of a whole prompt leave its first token out: nothing comes before it. `error` is as in `SampleResult`.
+    """
+
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)
+    error: str | None = None
+
+    def extend(self, more: PromptScores) -> None:
+        self.logprobs.extend(more.logprobs)
+        self.top_logprobs.extend(more.top_logprobs)
+
+
+@dataclass(frozen=True, slots=True)
 class StepSeconds:
     """Where a step's time went on the runner's side. `model` excludes `attention`."""
 
@@ -133,6 +163,7 @@ class ModelRunnerOutput:
     samples: list[SampleResult]
     beams: list[BeamResult]
     seconds: StepSeconds = StepSeconds()
+    prompts: list[PromptScores] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +182,17 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A finished request: its outputs, or an error that says why there are none."""
+    """A finished request: its outputs, or an error that says why there are none.
+
+    `prompt_scores` is None unless the request asked for them.
+    """
 
     request_id: int
     outputs: list[CompletionOutput]
     num_prompt_tokens: int
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    prompt_scores: PromptScores | None = None
     error: str | None = None
 
     @property

@@ -28,7 +28,8 @@ class GenerationParams:
     `temperature` 0 is greedy. `num_beams` > 1 is beam search and then `n` is how many of its hypotheses are returned.
     `best_of` samples are drawn and the `n` with the best mean logprob returned, the best first. Samples are numbered
     from `sample_index` on: a sample depends on the seed, the row's id and its number alone. `logprobs` K asks for the
-    chosen token's logprob and the K most likely tokens of each position. `allowed_token_ids` empty allows all.
+    chosen token's logprob and the K most likely tokens of each position, `prompt_logprobs` K for the
+    same of the prompt. `max_tokens` 0 generates nothing. `allowed_token_ids` empty allows all.
     """
 
     n: int = 1
@@ -49,6 +50,7 @@ class GenerationParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None
     logprobs_mode: str = "raw"
+    prompt_logprobs: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -208,6 +210,7 @@ READERS: dict[str, Callable[[str, Any], Any]] = {
     "skip_special_tokens": _boolean,
     "logprobs": _logprobs,
     "logprobs_mode": _choice("raw", "processed"),
+    "prompt_logprobs": _logprobs,
     "presence_penalty": _number,
     "frequency_penalty": _number,
     "repetition_penalty": _number,
@@ -252,10 +255,14 @@ def _check(p: GenerationParams) -> None:
         (0 < p.top_p <= 1, f"top_p must be above 0 and at most 1, got {p.top_p}"),
         (p.top_k >= -1, f"top_k must be 0 (off) or more, got {p.top_k}"),
         (0 <= p.min_p <= 1, f"min_p must lie between 0 and 1, got {p.min_p}"),
-        (p.max_tokens >= 1, f"max_tokens must be at least 1, got {p.max_tokens}"),
+        (p.max_tokens >= 0, f"max_tokens must be 0 or more, got {p.max_tokens}"),
         (p.min_tokens >= 0, f"min_tokens must be 0 or more, got {p.min_tokens}"),
         (p.min_tokens <= p.max_tokens, f"min_tokens {p.min_tokens} is above max_tokens {p.max_tokens}"),
         (p.logprobs is None or 0 <= p.logprobs <= 100, f"logprobs must lie between 0 and 100, got {p.logprobs}"),
+        (
+            p.prompt_logprobs is None or 0 <= p.prompt_logprobs <= 100,
+            f"prompt_logprobs must lie between 0 and 100, got {p.prompt_logprobs}",
+        ),
         (p.repetition_penalty > 0, f"repetition_penalty must be above 0, got {p.repetition_penalty}"),
         (p.no_repeat_ngram_size >= 0, f"no_repeat_ngram_size must be 0 or more, got {p.no_repeat_ngram_size}"),
         (

@@ -9,7 +9,7 @@ from enum import Enum, auto
 from itertools import islice
 
 from pagedbatch.constraint import Constraint, ConstraintState
-from pagedbatch.outputs import TopLogprobs
+from pagedbatch.outputs import PromptScores, TopLogprobs
 from pagedbatch.params import GenerationParams
 
 
@@ -27,6 +27,12 @@ class Request:
     rng_key: int = 0
     priority: int = 0
     constraint: Constraint | None = None
+
+    @property
+    def computes_nothing(self) -> bool:
+        """Whether it is answered as it stands: nothing to generate, and no prompt token to score."""
+        scores_nothing = self.params.prompt_logprobs is None or len(self.prompt_token_ids) == 1
+        return self.params.max_tokens == 0 and scores_nothing
 
 
 class TokenNode:
@@ -169,6 +175,8 @@ class SequenceGroup:
     #: The most distinct blocks that the group held when it was preempted by recomputation.
     num_blocks_lost: int = 0
     search_is_over: bool = False
+    #: Grows with the prompt's chunks, where the request asked for it.
+    prompt_scores: PromptScores = field(default_factory=PromptScores)
     error: str | None = None
 
     @property
@@ -188,6 +196,23 @@ class SequenceGroup:
     def width(self) -> int:
         """Sequences that the group has, or will have once it first draws."""
         return self.max_width if self.sequences[0].tail is None else len(self.sequences)
+
+    @property
+    def num_scored(self) -> int:
+        """Prompt positions that have said how likely the next token is."""
+        return len(self.prompt_scores.logprobs)
+
+    @property
+    def num_unscored(self) -> int:
+        """Prompt positions that must still do so. The last one never has to: it draws."""
+        return 0 if self.params.prompt_logprobs is None else len(self.prompt_token_ids) - 1 - self.num_scored
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to compute."""
+        if self.params.max_tokens == 0:
+            return self.num_unscored == 0
+        return self.search_is_over or not self.sequences
 
     @property
     def num_missing_tokens(self) -> int:

@@ -9,7 +9,16 @@ from __future__ import annotations
 import hashlib
 import math
 
-from pagedbatch.outputs import BeamResult, BeamTask, ModelRunnerOutput, SampleResult, SampleTask, SchedulerOutput
+from pagedbatch.outputs import (
+    BeamResult,
+    BeamTask,
+    ModelRunnerOutput,
+    PromptScores,
+    PromptTask,
+    SampleResult,
+    SampleTask,
+    SchedulerOutput,
+)
 
 
 def _digest(*parts: object) -> int:
@@ -49,6 +58,7 @@ class FakeRunner:
         return ModelRunnerOutput(
             samples=[self._draw(task, read[task.row]) for task in step.samples],
             beams=[self._rank(task, [read[row] for row in task.rows]) for task in step.beams],
+            prompts=[self._score(task, step.sequences[task.row].context_len, read[task.row]) for task in step.prompts],
         )
 
     def _read(self, block_table: list[int], length: int) -> tuple[int | None, ...]:
@@ -59,6 +69,15 @@ class FakeRunner:
     def _draw(self, task: SampleTask, tokens: tuple[int | None, ...]) -> SampleResult:
         drawn = [_digest(tokens, task.rng_key, i, task.position) % self.vocab_size for i in task.sample_indices]
         return SampleResult(drawn, [-1.0 - token / 100 for token in drawn])
+
+    def _score(self, task: PromptTask, context_len: int, tokens: tuple[int | None, ...]) -> PromptScores:
+        """The logprob of a token is made from its place and from all that stands in the pool before it."""
+        places = range(context_len + task.first + 1, context_len + task.first + 1 + len(task.targets))
+        logprobs = [
+            -(_digest(place, tokens[:place], target) % 1000) / 100
+            for place, target in zip(places, task.targets, strict=True)
+        ]
+        return PromptScores(logprobs, [[(place, logprob)] for place, logprob in zip(places, logprobs, strict=True)])
 
     def _rank(self, task: BeamTask, beams: list[tuple[int | None, ...]]) -> BeamResult:
         candidates = []

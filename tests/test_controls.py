@@ -32,8 +32,8 @@ def outputs(path: Path, prompt: str, **settings: Any) -> list[CompletionOutput]:
 
 def texts(path: Path, prompt: str, **params: Any) -> list[str]:
     """The text of each output, as the records show it."""
-    result = run(path, prompt, **params).outputs[0]
-    record = RecordWriter(tokenizer(path)).ok_record("x", result, GenerationParams(**params))
+    request = Request(0, tokenizer(path)(prompt).input_ids, GenerationParams(**params), 7)
+    record = RecordWriter(tokenizer(path)).ok_record("x", run_engine(path, [request]).outputs[0], request)
     return [output["text"] for output in record["outputs"]]
 
 
@@ -214,8 +214,9 @@ def test_text_is_one_decoding_of_all_tokens(rand_model_path: Path) -> None:
     """Random weights write random bytes: most characters here are of several tokens, or broken."""
     prompts = [tokenizer(rand_model_path)(f"prompt {i}").input_ids for i in range(20)]
     params = GenerationParams(max_tokens=60, temperature=1.0)
-    found = run_engine(rand_model_path, [Request(i, prompt, params, i) for i, prompt in enumerate(prompts)]).outputs
+    requests = [Request(i, prompt, params, i) for i, prompt in enumerate(prompts)]
+    found = run_engine(rand_model_path, requests).outputs
     writer = RecordWriter(tokenizer(rand_model_path))
-    for result in found.values():
-        (output,) = writer.ok_record("x", result, params)["outputs"]
+    for request in requests:
+        (output,) = writer.ok_record("x", found[request.request_id], request)["outputs"]
         assert output["text"] == tokenizer(rand_model_path).decode(output["token_ids"], skip_special_tokens=True)

@@ -27,7 +27,9 @@ WRONG_TYPES: list[tuple[str, Any]] = [
 ]
 
 OUT_OF_BOUNDS: list[tuple[str, Any]] = [
-    *((name, value) for name in ("n", "num_beams", "max_tokens") for value in (0, -1)),
+    *((name, value) for name in ("n", "num_beams") for value in (0, -1)),
+    ("max_tokens", -1),
+    *(("prompt_logprobs", value) for value in (-1, 101)),
     ("temperature", -0.1),
     *(("best_of", value) for value in (0, -1)),
     ("sample_index", -1),

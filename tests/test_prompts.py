@@ -109,7 +109,7 @@ def test_templates_that_do_more_than_name_columns(template: str) -> None:
         ({"prompt": "a" * 5000}, "the prompt has 5000 tokens"),
         ({"messages": [{"role": "user", "content": "a"}]}, "messages need a chat template"),
         ({"prompt": "a", "max_tokens": "5"}, "max_tokens must be an integer, got '5'"),
-        ({"prompt": "a", "max_tokens": -1}, "max_tokens must be at least 1, got -1"),
+        ({"prompt": "a", "max_tokens": -1}, "max_tokens must be 0 or more, got -1"),
         ({"prompt": "a", "stop_token_ids": [999]}, "stop_token_ids: 999 is no token id"),
         ({"prompt": "a", "logit_bias": {"999": 1}}, "logit_bias: 999 is no token id"),
         ({"prompt": "a", "bad_words": [[5, 999]]}, "bad_words: 999 is no token id"),

@@ -104,7 +104,7 @@ def test_recipes_that_cannot_be_read(tmp_path: Path) -> None:
         ({"chat": 1}, "--chat must be true or false, got 1"),
         ({"split": ""}, "--split must be a non-empty text"),
         ({"preemption": "none"}, "--preemption must be one of auto, swap, recompute, got 'none'"),
-        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        ({"max_tokens": -1}, "max_tokens must be 0 or more, got -1"),
         ({"temperature": "hot"}, "temperature must be a finite number"),
         ({"n": 2, "temperature": 0}, "n 2 with temperature 0"),
         ({"n": 3, "num_beams": 2}, "n 3 is above num_beams 2"),

@@ -27,6 +27,7 @@ _BEST_OF_HELP = "Draw so many samples and write the n of best mean logprob, the 
 _SAMPLE_INDEX_HELP = "Number of a row's first sample; one seed, row id and number draw the same. (default: 0)"
 _SPECIAL_HELP = "Leave special tokens out of the text. (default: on)"
 _LOGPROBS_MODE_HELP = "raw: the model's own; processed: after every control and filter. (default: raw)"
+_PROMPT_LOGPROBS_HELP = "Write raw logprobs of the prompt's tokens, with the K most likely ones."
 _PRESENCE_HELP = "Subtracted once from tokens that the output holds; the prompt doesn't count."
 _FREQUENCY_HELP = "Subtracted for each time that the output holds a token; the prompt doesn't count."
 _REPETITION_HELP = "Divides positive and multiplies negative scores of tokens in prompt or output."
@@ -62,7 +63,7 @@ def run(
     top_k: Annotated[int | None, _generation(help="Sample from the k most likely; 0 is off.")] = None,
     min_p: Annotated[float | None, _generation(help="Drop tokens below this share of the likeliest.")] = None,
     seed: Annotated[int | None, _generation(help="Same seed and row id: same outputs. (default: 0)")] = None,
-    max_tokens: Annotated[int | None, _generation(help="Most new tokens an output. (default: 256)")] = None,
+    max_tokens: Annotated[int | None, _generation(help="Most new tokens an output; 0 for none. (default: 256)")] = None,
     min_tokens: Annotated[int | None, _generation(help="No end before so many new tokens.")] = None,
     stop: Annotated[list[str] | None, _generation(help=_STOP_HELP)] = None,
     stop_token_ids: Annotated[list[int] | None, _generation(help="Token id to stop at; repeatable.")] = None,
@@ -71,6 +72,7 @@ def run(
     skip_special_tokens: Annotated[bool | None, _generation(help=_SPECIAL_HELP)] = None,
     logprobs: Annotated[int | None, _generation(help="Write logprobs, with the K most likely tokens.")] = None,
     logprobs_mode: Annotated[str | None, _generation(help=_LOGPROBS_MODE_HELP)] = None,
+    prompt_logprobs: Annotated[int | None, _generation(help=_PROMPT_LOGPROBS_HELP)] = None,
     presence_penalty: Annotated[float | None, _generation(help=_PRESENCE_HELP)] = None,
     frequency_penalty: Annotated[float | None, _generation(help=_FREQUENCY_HELP)] = None,
     repetition_penalty: Annotated[float | None, _generation(help=_REPETITION_HELP)] = None,

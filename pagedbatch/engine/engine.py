@@ -11,7 +11,7 @@ from pagedbatch.config import EngineConfig
 from pagedbatch.engine.advance import GroupAdvancer
 from pagedbatch.engine.plan import StepPlan
 from pagedbatch.engine.scheduler import Scheduler
-from pagedbatch.engine.stopping import Detokenize, StopChecker
+from pagedbatch.engine.stopping import LENGTH, Detokenize, StopChecker
 from pagedbatch.outputs import (
     CompletionOutput,
     ModelRunnerOutput,
@@ -20,6 +20,7 @@ from pagedbatch.outputs import (
     SchedulerOutput,
     StepOutput,
     StepSnapshot,
+    TopLogprobs,
 )
 from pagedbatch.sequence import FinishedSequence, Request, SequenceGroup
 
@@ -43,10 +44,11 @@ class Engine:
         self.scheduler = Scheduler(config, stops)
         self._advancer = GroupAdvancer(self.scheduler.blocks, stops, self.scheduler.new_seq_id)
         self._num_steps = 0
+        self._answered: list[RequestOutput] = []  # what needed no step
 
     @property
     def num_unfinished(self) -> int:
-        return self.scheduler.num_unfinished
+        return self.scheduler.num_unfinished + len(self._answered)
 
     @property
     def has_unfinished(self) -> bool:
@@ -57,7 +59,10 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queues a request; a later `step` returns its `RequestOutput`."""
-        self.scheduler.add(request)
+        if request.computes_nothing:
+            self._answered.append(_finished(SequenceGroup(request, arrival=0, max_width=0)))
+        else:
+            self.scheduler.add(request)
 
     def step(self) -> StepOutput:
         """Schedules, executes and applies one step.
@@ -73,7 +78,8 @@ class Engine:
         scheduled = time.perf_counter()
         result = self._runner.execute(plan.build(self._num_steps)) if plan.sequences else ModelRunnerOutput([], [])
         executed = time.perf_counter()
-        finished = [_failed(group, reason) for group, reason in rejected]
+        finished = self._answered + [_failed(group, reason) for group, reason in rejected]
+        self._answered = []
         finished += self._update(plan, result)
         self._num_steps += 1
         if self.config.check_invariants:
@@ -112,10 +118,14 @@ class Engine:
                 continue
             counters.output_tokens += min(len(ranked.token_ids), beam_task.params.num_beams)
             group.search_is_over = self._advancer.advance_beams(group, beam_task, ranked)
+        for group, scores in zip(plan.scored, result.prompts, strict=True):
+            touched[group.arrival] = group
+            group.prompt_scores.extend(scores)
+            group.error = group.error or scores.error
         for group in touched.values():
-            if group.error is not None or group.search_is_over or not group.sequences:
+            if group.error is not None or group.is_over:
                 self.scheduler.retire(group)
-                if group.error is None and not group.finished:
+                if group.error is None and not group.finished and group.params.max_tokens > 0:
                     group.error = NO_OUTPUT
                 yield _failed(group, group.error) if group.error is not None else _finished(group)
 
@@ -131,13 +141,21 @@ def _finished(group: SequenceGroup) -> RequestOutput:
         if group.params.best_of is not None:
             group.finished.sort(key=lambda sequence: -sequence.mean_logprob)  # stable: the lower index wins a tie
     outputs = [_completion(index, sequence, group) for index, sequence in enumerate(group.finished[: group.params.n])]
+    if group.params.max_tokens == 0:
+        outputs = [_empty_completion(index, group) for index in range(group.params.n)]
     return RequestOutput(
         request_id=group.request.request_id,
         outputs=outputs,
         num_prompt_tokens=len(group.prompt_token_ids),
         num_cached_tokens=group.num_cached_tokens,
         num_preemptions=group.num_preemptions,
+        prompt_scores=None if group.params.prompt_logprobs is None else group.prompt_scores,
     )
+
+
+def _empty_completion(index: int, group: SequenceGroup) -> CompletionOutput:
+    top_logprobs: list[TopLogprobs] | None = None if group.params.logprobs is None else []
+    return CompletionOutput(index, [], [], 0.0, LENGTH.reason, LENGTH.stop_reason, top_logprobs=top_logprobs)
 
 
 def _completion(index: int, sequence: FinishedSequence, group: SequenceGroup) -> CompletionOutput:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pagedbatch.outputs import BeamTask, BlockCopy, SampleTask, ScheduledSequence, SchedulerOutput
+from pagedbatch.outputs import BeamTask, BlockCopy, PromptTask, SampleTask, ScheduledSequence, SchedulerOutput
 from pagedbatch.sequence import Sequence, SequenceGroup
 
 
@@ -12,15 +12,19 @@ from pagedbatch.sequence import Sequence, SequenceGroup
 class StepPlan:
     """Budgets left and decisions taken.
 
-    `samplers` and `searchers` name who owns the tasks in `samples` and `beams`, in the same order, for `update`.
+    `samplers`, `searchers` and `scored` name who owns the tasks in `samples`, `beams` and `prompts`, in the same order,
+    for `update`. `scores_left` is how many more positions of prompts may be scored.
     """
 
     tokens_left: int
+    scores_left: int
     sequences: list[ScheduledSequence] = field(default_factory=list)
     samples: list[SampleTask] = field(default_factory=list)
     beams: list[BeamTask] = field(default_factory=list)
     samplers: list[Sequence] = field(default_factory=list)
     searchers: list[SequenceGroup] = field(default_factory=list)
+    prompts: list[PromptTask] = field(default_factory=list)
+    scored: list[SequenceGroup] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     swap_out: list[BlockCopy] = field(default_factory=list)
     swap_in: list[BlockCopy] = field(default_factory=list)
@@ -45,4 +49,5 @@ class StepPlan:
             swap_out=self.swap_out,
             swap_in=self.swap_in,
             num_tokens=self.num_tokens,
+            prompts=self.prompts,
         )

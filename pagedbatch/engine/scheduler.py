@@ -17,9 +17,10 @@ from pagedbatch.config import EngineConfig
 from pagedbatch.engine.beam_search import num_candidates
 from pagedbatch.engine.block_manager import BlockManager
 from pagedbatch.engine.plan import StepPlan
+from pagedbatch.engine.prefix_cache import CachedBlock
 from pagedbatch.engine.stopping import StopChecker
 from pagedbatch.errors import EngineStalledError
-from pagedbatch.outputs import BeamTask, EngineCounters, History, SampleTask, ScheduledSequence
+from pagedbatch.outputs import BeamTask, EngineCounters, History, PromptTask, SampleTask, ScheduledSequence
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import GroupState, Request, Sequence, SequenceGroup, output_token_ids
 
@@ -70,6 +71,8 @@ class Scheduler:
 
     def _max_width(self, params: GenerationParams) -> int:
         """Beams are ranked against each other and must all run; samples can take turns."""
+        if params.max_tokens == 0:
+            return 1
         if params.use_beam_search:
             return params.num_beams
         return min(params.num_samples, self.config.max_num_seqs, self.config.max_num_batched_tokens)
@@ -98,7 +101,10 @@ class Scheduler:
             EngineStalledError: work is left, but nothing can be scheduled.
         """
         widest_head = len(self.running[0].sequences) if self.running else 0
-        plan = StepPlan(tokens_left=max(self.config.max_num_batched_tokens, widest_head))
+        plan = StepPlan(
+            tokens_left=max(self.config.max_num_batched_tokens, widest_head),
+            scores_left=self.config.max_num_scored_tokens,
+        )
         self._serve_running(plan)
         rejected = self._admit(plan)
         if not plan.sequences and not rejected and self.num_unfinished:
@@ -137,9 +143,13 @@ class Scheduler:
                 self._add_tasks(group, rows, plan)
 
     def _closes_gap(self, group: SequenceGroup, plan: StepPlan) -> bool:
-        """Whether the budget reaches for all that the group misses."""
+        """Whether the budget reaches for all that the group misses before it draws."""
         is_open = all(self.blocks.has_table(seq.seq_id) for seq in group.sequences)
-        return is_open and group.num_missing_tokens <= plan.tokens_left
+        missing = group.num_missing_tokens
+        reaches = missing <= plan.tokens_left and (
+            group.num_unscored == 0 or missing <= self._tokens_at_most(group.sequences[0], plan)
+        )
+        return is_open and reaches and group.params.max_tokens > 0
 
     def _drop_out_of_window(self, group: SequenceGroup, window: int) -> None:
         """Gives back the blocks that no token still to be computed can see."""
@@ -156,7 +166,7 @@ class Scheduler:
         for seq in group.sequences:
             if not self.blocks.has_table(seq.seq_id):
                 self._open(seq)
-            stop = min(seq.num_tokens - 1, seq.num_computed_tokens + plan.tokens_left)
+            stop = min(seq.num_tokens - 1, seq.num_computed_tokens + self._tokens_at_most(seq, plan))
             if stop > seq.num_computed_tokens:
                 needed = self.blocks.blocks_needed([(seq.seq_id, seq.num_computed_tokens, stop)])
                 if not self._make_room(needed, plan, first_victim):
@@ -165,17 +175,31 @@ class Scheduler:
             if stop < seq.num_tokens - 1:
                 return
 
+    def _tokens_at_most(self, seq: Sequence, plan: StepPlan) -> int:
+        """How many tokens of a sequence the budgets of the step still allow."""
+        if seq.group.num_unscored <= plan.scores_left:
+            return plan.tokens_left
+        return min(plan.tokens_left, seq.group.num_scored + plan.scores_left - seq.num_computed_tokens)
+
     def _open(self, seq: Sequence) -> int:
         """Gives a sequence without blocks a table that begins with what stands in the pool already.
 
         Returns:
             The number of tokens found.
         """
-        root = self.blocks.root_of(seq.group.arrival)
-        prefix = self.blocks.match_prefix(root, seq.token_slice(0, seq.num_tokens))
-        self.blocks.open(seq.seq_id, root, prefix)
+        prefix = self._find_prefix(seq)
+        self.blocks.open(seq.seq_id, self.blocks.root_of(seq.group.arrival), prefix)
         seq.num_computed_tokens = len(prefix) * self.config.block_size
         return seq.num_computed_tokens
+
+    def _find_prefix(self, seq: Sequence) -> list[CachedBlock]:
+        """The blocks of a sequence that stand in the pool already.
+
+        A prompt token that must still be scored is computed, although its K/V may be there.
+        """
+        group = seq.group
+        prefix = self.blocks.match_prefix(self.blocks.root_of(group.arrival), seq.token_slice(0, seq.num_tokens))
+        return prefix[: group.num_scored // self.config.block_size] if group.num_unscored else prefix
 
     def _schedule_tokens(self, seq: Sequence, stop: int, plan: StepPlan) -> int:
         """Schedules the tokens from the computed ones up to `stop`; room was made before. Returns the row."""
@@ -190,10 +214,22 @@ class Scheduler:
         row = plan.add(
             ScheduledSequence(seq.seq_id, seq.token_slice(start, stop), start, self.blocks.block_table(seq.seq_id))
         )
+        if seq.group.num_unscored:
+            self._add_prompt_task(seq.group, row, start, stop, plan)
         self.counters.recomputed_tokens += max(0, min(stop, seq.peak_computed_tokens) - start)
         seq.num_computed_tokens = stop
         seq.peak_computed_tokens = max(stop, seq.peak_computed_tokens)
         return row
+
+    def _add_prompt_task(self, group: SequenceGroup, row: int, start: int, stop: int, plan: StepPlan) -> None:
+        """Scores what follows the prompt tokens [start, stop), but for what is scored already."""
+        first, last = group.num_scored, min(stop, len(group.prompt_token_ids) - 1)
+        num_top = group.params.prompt_logprobs
+        if first < last and num_top is not None:
+            targets = group.prompt_token_ids[first + 1 : last + 1]
+            plan.prompts.append(PromptTask(row, first - start, targets, num_top))
+            plan.scored.append(group)
+            plan.scores_left -= len(targets)
 
     def _add_tasks(self, group: SequenceGroup, rows: list[int], plan: StepPlan) -> None:
         """The group's gap closes in this step: it draws or ranks its next tokens."""
@@ -330,9 +366,8 @@ class Scheduler:
         if len(group.sequences) > 1:
             return group.num_blocks_lost + len(group.sequences)
         seq = group.sequences[0]
-        tokens = seq.token_slice(0, seq.num_tokens)
-        prefix = self.blocks.match_prefix(self.blocks.root_of(group.arrival), tokens)
-        new_blocks = -(-len(tokens) // self.config.block_size) - len(prefix)
+        prefix = self._find_prefix(seq)
+        new_blocks = -(-seq.num_tokens // self.config.block_size) - len(prefix)
         return new_blocks + self.blocks.available_cost(prefix) + group.max_width
 
     def _start(self, group: SequenceGroup, plan: StepPlan) -> None:

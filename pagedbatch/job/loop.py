@@ -20,7 +20,7 @@ from pagedbatch.job.prompts import PromptBuilder
 from pagedbatch.job.records import Record, RecordWriter, encode_record, error_record
 from pagedbatch.job.rows import Row
 from pagedbatch.outputs import RequestOutput, StepSnapshot
-from pagedbatch.params import GenerationParams
+from pagedbatch.sequence import Request
 from pagedbatch.stats.memory import MemoryAccount
 
 
@@ -32,10 +32,10 @@ class RowsView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A row inside the engine, and what it asked for."""
+    """A row inside the engine, and the request that it became."""
 
     row: Row
-    params: GenerationParams
+    request: Request
 
 
 @dataclass(slots=True)
@@ -121,7 +121,7 @@ class RowLoop:
                 self._finish_with_error(row, str(error))
                 self._show()
                 continue
-            self._in_flight[row.index] = InFlight(row, request.params)
+            self._in_flight[row.index] = InFlight(row, request)
             self._engine.add(request)
 
     def _step(self) -> None:
@@ -145,12 +145,12 @@ class RowLoop:
 
     def _finish(self, output: RequestOutput) -> None:
         finished = self._in_flight.pop(output.request_id)
-        row, params = finished.row, finished.params
+        row, request = finished.row, finished.request
         if output.error is not None:
             self._finish_with_error(row, f"{row.place}: {output.error}")
             return
-        self._write(row, self._records.ok_record(row.id, output, params), ok=True)
-        self._account.row_finished(output, params, self._engine.config.max_model_len)
+        self._write(row, self._records.ok_record(row.id, output, request), ok=True)
+        self._account.row_finished(output, request.params, self._engine.config.max_model_len)
         self.totals.rows_ok += 1
         self.totals.prompt_tokens += output.num_prompt_tokens
         self.totals.output_tokens += output.num_output_tokens

@@ -95,6 +95,8 @@ def answer(record: Mapping[str, Any], url: Any, model: str) -> dict[str, Any]:
         body = _chat_body(record) if url == CHAT_URL else _completion_body(record)
         if "note" in record:
             body["note"] = record["note"]
+        if "prompt_logprobs" in record:
+            body["prompt_logprobs"] = record["prompt_logprobs"]
         usage = record["usage"]
         body |= {
             "created": 0,

@@ -177,7 +177,7 @@ class PromptBuilder:
         limit = self._limits.max_model_len
         if prompt_len == 0:
             raise RowError("the prompt is empty: it has no token to start from")
-        if prompt_len >= limit:
+        if prompt_len > limit or (prompt_len == limit and params.max_tokens > 0):
             raise RowError(
                 f"the prompt has {prompt_len} tokens, and the model's limit of {limit} leaves no room for one"
             )

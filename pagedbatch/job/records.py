@@ -10,8 +10,9 @@ from typing import Any
 
 from pagedbatch.engine.stopping import find_stop_string
 from pagedbatch.job.rows import RowId
-from pagedbatch.outputs import CompletionOutput, RequestOutput
+from pagedbatch.outputs import CompletionOutput, PromptScores, RequestOutput, TopLogprobs
 from pagedbatch.params import GenerationParams
+from pagedbatch.sequence import Request
 
 Record = dict[str, Any]
 
@@ -34,9 +35,14 @@ class RecordWriter:
         self._tokenizer = tokenizer
         self._token_text = lru_cache(maxsize=1 << 16)(self._decode_token)
 
-    def ok_record(self, row_id: RowId | None, output: RequestOutput, params: GenerationParams) -> Record:
-        """The record of an answered row. It has a `note` where fewer outputs were possible than were asked for."""
-        record = {
+    def ok_record(self, row_id: RowId | None, output: RequestOutput, request: Request) -> Record:
+        """The record of an answered row.
+
+        It has `prompt_logprobs` where the row asked for them, and a `note` where fewer outputs were possible than it
+        asked for.
+        """
+        params = request.params
+        record: Record = {
             "id": row_id,
             "index": output.request_id,
             "status": "ok",
@@ -48,9 +54,15 @@ class RecordWriter:
             },
             "error": None,
         }
+        if output.prompt_scores is not None:
+            record["prompt_logprobs"] = self._prompt_logprobs(request.prompt_token_ids, output.prompt_scores)
         if len(output.outputs) < params.n:
             record["note"] = f"only {len(output.outputs)} of {params.n} outputs: no more are possible"
         return record
+
+    def _prompt_logprobs(self, token_ids: list[int], scores: PromptScores) -> list[Record | None]:
+        """One entry a prompt token; null for the first one, which nothing comes before."""
+        return [None, *self._scored(token_ids[1:], scores.logprobs, scores.top_logprobs)]
 
     def _completion(self, completion: CompletionOutput, params: GenerationParams) -> Record:
         return {
@@ -80,10 +92,12 @@ class RecordWriter:
     def _logprobs(self, completion: CompletionOutput) -> list[Record] | None:
         if completion.top_logprobs is None:
             return None
-        steps = zip(completion.token_ids, completion.token_logprobs, completion.top_logprobs, strict=True)
+        return self._scored(completion.token_ids, completion.token_logprobs, completion.top_logprobs)
+
+    def _scored(self, token_ids: list[int], logprobs: list[float], tops: list[TopLogprobs]) -> list[Record]:
         return [
             {**self._token(token_id, logprob), "top_logprobs": [self._token(*entry) for entry in top]}
-            for token_id, logprob, top in steps
+            for token_id, logprob, top in zip(token_ids, logprobs, tops, strict=True)
         ]
 
     def _token(self, token_id: int, logprob: float) -> Record:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from pagedbatch.model.runner import ModelRunner
 
 
+#: Logits of prompt tokens that a step may hold for prompt logprobs: 256 MiB in float32.
+_SCORED_LOGITS = 2**26
+
+
 @dataclass(frozen=True, slots=True)
 class TextSide:
     """What turns rows into tokens and back: ready before the weights are loaded, so that mistakes show early.
@@ -99,6 +103,7 @@ def open_device_side(settings: RunSettings, text: TextSide) -> DeviceSide:
         num_swap_blocks=runner.num_swap_blocks,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_scored_tokens=max(1, _SCORED_LOGITS // text.defaults.vocab_size),
         max_model_len=text.defaults.max_model_len,
         window=text.defaults.window,
         preemption=settings.preemption,
