@@ -159,5 +159,5 @@ class Backend(Protocol):
         ...
 
     def swap_blocks(self, src_cache: Tensor, dst_cache: Tensor, src: Tensor, dst: Tensor) -> None:
-        """Copies whole blocks, all layers, from one cache to another, each id list int64 [num_copies] on the CPU."""
+        """Copies whole blocks, all layers, from one cache to another: int64 block ids [num_copies]."""
         ...

@@ -12,6 +12,7 @@ from pagedbatch_kernels.interface import Backend, CacheShape
 from torch import Tensor
 
 from pagedbatch.errors import UsageError
+from pagedbatch.model.transfer import send
 from pagedbatch.outputs import BlockCopy
 
 #: Share of the memory that is free once the weights are loaded that the pool may take; the rest is for activations,
@@ -55,19 +56,19 @@ class KVCache:
 
     def apply(self, swap_out: list[BlockCopy], swap_in: list[BlockCopy], copies: list[BlockCopy]) -> None:
         """Moves blocks: out before anything overwrites them, in before anything reads them, then the copies."""
+        device = self.device_cache.device
         if swap_out:
-            self._backend.swap_blocks(self.device_cache, self._host_cache, *_ids(swap_out))
+            self._backend.swap_blocks(self.device_cache, self._host_cache, *_ids(swap_out, device))
         if swap_in:
-            self._backend.swap_blocks(self._host_cache, self.device_cache, *_ids(swap_in))
+            self._backend.swap_blocks(self._host_cache, self.device_cache, *_ids(swap_in, device))
         if copies:
-            src, dst = _ids(copies)
-            device = self.device_cache.device
-            self._backend.copy_blocks(self.device_cache, src.to(device), dst.to(device))
+            self._backend.copy_blocks(self.device_cache, *_ids(copies, device))
 
 
-def _ids(copies: list[BlockCopy]) -> tuple[Tensor, Tensor]:
-    pairs = torch.tensor(copies, dtype=torch.int64)
-    return pairs[:, 0].contiguous(), pairs[:, 1].contiguous()
+def _ids(copies: list[BlockCopy], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Source and destination ids on the device, which does not wait for them."""
+    sources, targets = zip(*copies, strict=True)
+    return send(sources, torch.int64, device), send(targets, torch.int64, device)
 
 
 def cache_shape(config: Any, block_size: int) -> CacheShape:
