@@ -62,7 +62,11 @@ class SampleTask:
 
 @dataclass(frozen=True, slots=True)
 class BeamTask:
-    """Rank the continuations of the beams in scheduled sequences `rows`, whose summed logprobs are `scores`."""
+    """Rank the continuations of the beams in scheduled sequences `rows`, whose summed logprobs are `scores`.
+
+    A request has a task for each `beam_group` that still searches, in order. At the first position all of them start
+    from the prompt's row.
+    """
 
     rows: range
     params: GenerationParams
@@ -71,6 +75,7 @@ class BeamTask:
     position: int
     histories: list[History] | None = None
     allowed: list[Allowed] | None = None
+    beam_group: int = 0
 
 
 @dataclass(frozen=True, slots=True)

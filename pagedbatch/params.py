@@ -60,10 +60,18 @@ class GenerationParams:
     allowed_token_ids: tuple[int, ...] = ()
     length_penalty: float = 1.0
     early_stopping: bool | str = False
+    num_beam_groups: int = 1
+    diversity_penalty: float | None = None
+    """Diverse beam search: what a group's scores lose for each time that an earlier group went on with a token now."""
 
     @property
     def use_beam_search(self) -> bool:
         return self.num_beams > 1
+
+    @property
+    def beams_per_group(self) -> int:
+        """Beams that are ranked against each other: all, but in diverse beam search."""
+        return self.num_beams // self.num_beam_groups
 
     @property
     def num_samples(self) -> int:
@@ -220,6 +228,8 @@ READERS: dict[str, Callable[[str, Any], Any]] = {
     "allowed_token_ids": _allowed_token_ids,
     "length_penalty": _number,
     "early_stopping": _early_stopping,
+    "num_beam_groups": _integer,
+    "diversity_penalty": _number,
 }
 assert set(READERS) == {field.name for field in fields(GenerationParams)}
 
@@ -269,10 +279,25 @@ def _check(p: GenerationParams) -> None:
             abs(p.length_penalty) <= MAX_LENGTH_PENALTY,
             f"length_penalty must lie between -{MAX_LENGTH_PENALTY} and {MAX_LENGTH_PENALTY}, got {p.length_penalty}",
         ),
+        (p.num_beam_groups >= 1, f"num_beam_groups must be at least 1, got {p.num_beam_groups}"),
+        (
+            p.diversity_penalty is None or p.diversity_penalty >= 0,
+            f"diversity_penalty must be 0 or more, got {p.diversity_penalty}",
+        ),
     )
     for holds, message in bounds:
         if not holds:
             raise ParamError(message)
+    _check_beams(p)
+    if not p.use_beam_search and p.num_samples > 1 and p.temperature == 0:
+        name = "n" if p.best_of is None else "best_of"
+        raise ParamError(
+            f"{name} {p.num_samples} with temperature 0 gives {p.num_samples} equal outputs: "
+            f"raise the temperature or set num_beams"
+        )
+
+
+def _check_beams(p: GenerationParams) -> None:
     if p.use_beam_search and p.n > p.num_beams:
         raise ParamError(f"n {p.n} is above num_beams {p.num_beams}: beam search returns at most num_beams outputs")
     if p.use_beam_search and p.temperature > 0:
@@ -284,9 +309,13 @@ def _check(p: GenerationParams) -> None:
         raise ParamError(
             f"{name} {getattr(p, name)} can't be combined with num_beams {p.num_beams}: beams don't sample"
         )
-    if not p.use_beam_search and p.num_samples > 1 and p.temperature == 0:
-        name = "n" if p.best_of is None else "best_of"
+    if p.num_beams % p.num_beam_groups:
+        raise ParamError(f"num_beams {p.num_beams} can't be split into num_beam_groups {p.num_beam_groups} of one size")
+    if p.num_beam_groups > 1 and p.diversity_penalty is None:
         raise ParamError(
-            f"{name} {p.num_samples} with temperature 0 gives {p.num_samples} equal outputs: "
-            f"raise the temperature or set num_beams"
+            f"num_beam_groups {p.num_beam_groups} without a diversity_penalty gives equal groups: set one, such as 0.5"
+        )
+    if p.diversity_penalty and p.num_beam_groups == 1:
+        raise ParamError(
+            f"diversity_penalty {p.diversity_penalty} has no meaning for one group of beams: set num_beam_groups"
         )

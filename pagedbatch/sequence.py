@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import islice
+from itertools import accumulate, islice
 
 from pagedbatch.constraint import Constraint, ConstraintState
 from pagedbatch.outputs import PromptScores, TopLogprobs
@@ -74,14 +74,16 @@ class Sequence:
     """One growing output of a group: its history, and how far its K/V stand in the pool."""
 
     __slots__ = (
-        "constraint", "cumulative_logprob", "group", "num_computed_tokens", "peak_computed_tokens", "sample_index",
-        "seq_id", "tail",
+        "beam_group", "constraint", "cumulative_logprob", "group", "num_computed_tokens", "peak_computed_tokens",
+        "sample_index", "seq_id", "tail",
     )  # fmt: skip
 
     def __init__(self, seq_id: int, group: SequenceGroup, sample_index: int) -> None:
         self.seq_id = seq_id
         self.group = group
         self.sample_index = sample_index
+        #: Which beams it is ranked against, once they are beams.
+        self.beam_group = 0
         self.tail: TokenNode | None = None
         self.cumulative_logprob = 0.0
         self.num_computed_tokens = 0
@@ -123,6 +125,7 @@ class Sequence:
     def fork(self, seq_id: int) -> Sequence:
         """A child with the same history; its block table is forked by the block manager."""
         child = Sequence(seq_id, self.group, self.sample_index)
+        child.beam_group = self.beam_group
         child.tail = self.tail
         child.cumulative_logprob = self.cumulative_logprob
         child.num_computed_tokens = self.num_computed_tokens
@@ -133,7 +136,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class FinishedSequence:
-    """A complete output. `score` is set for beam hypotheses only: the length-penalised sum."""
+    """A complete output. `score`, the length-penalised sum, and `beam_group` are for beam hypotheses only."""
 
     sample_index: int
     tail: TokenNode
@@ -141,6 +144,7 @@ class FinishedSequence:
     finish_reason: str
     stop_reason: str | int | None
     score: float | None = None
+    beam_group: int = 0
 
     @property
     def mean_logprob(self) -> float:
@@ -217,3 +221,14 @@ class SequenceGroup:
     @property
     def num_missing_tokens(self) -> int:
         return sum(seq.num_missing_tokens for seq in self.sequences)
+
+    def beam_groups(self) -> list[tuple[int, range]]:
+        """Each beam group that still searches: its number, and where its beams stand in `sequences`.
+
+        At the first position there is one sequence, from which all of them start.
+        """
+        if self.sequences[0].tail is None:
+            return [(number, range(1)) for number in range(self.params.num_beam_groups)]
+        sizes = Counter(seq.beam_group for seq in self.sequences)  # in order: beams of one group stand together
+        stops = accumulate(sizes.values())
+        return [(number, range(stop - size, stop)) for (number, size), stop in zip(sizes.items(), stops, strict=True)]

@@ -41,6 +41,8 @@ OUT_OF_BOUNDS: list[tuple[str, Any]] = [
     *(("repetition_penalty", value) for value in (0, -1.0)),
     ("no_repeat_ngram_size", -1),
     *(("length_penalty", value) for value in (-400, 400)),
+    ("num_beam_groups", 0),
+    ("diversity_penalty", -0.5),
 ]
 
 
@@ -102,6 +104,10 @@ def test_values_are_read(name: str, value: Any, read: Any) -> None:
         ({"n": 3, "best_of": 2}, "best_of 2 is below n 3"),
         ({"num_beams": 3, "best_of": 3}, "best_of 3 can't be combined with num_beams 3"),
         ({"num_beams": 3, "sample_index": 3}, "sample_index 3 can't be combined with num_beams 3"),
+        ({"num_beams": 5, "num_beam_groups": 2, "diversity_penalty": 1}, "num_beams 5 can't be split into"),
+        ({"num_beam_groups": 2, "diversity_penalty": 1}, "num_beams 1 can't be split into num_beam_groups 2"),
+        ({"num_beams": 4, "num_beam_groups": 2}, "num_beam_groups 2 without a diversity_penalty"),
+        ({"num_beams": 4, "diversity_penalty": 0.5}, "diversity_penalty 0.5 has no meaning for one group of beams"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens 5 is above max_tokens 4"),
     ],
 )

@@ -35,6 +35,8 @@ _NGRAM_HELP = "No run of so many tokens twice; prompt and output count."
 _BAD_WORDS_HELP = "Text never to write, in these very tokens; repeatable. Rows may give lists of token ids."
 _ALLOWED_HELP = "Token id that may be written, and no other; repeatable. Give an end token too."
 _MAX_NUM_SEQS_HELP = "Most sequences at once; more samples of a row take turns, its beams don't. (default: 128)"
+_BEAM_GROUPS_HELP = "Diverse beam search: so many groups of beams, of one size, that avoid each other's tokens."
+_DIVERSITY_HELP = "Subtracted from a token's logprob for each beam of an earlier group that takes it at the same step."
 _BIAS_HELP = """JSON object of token id to bias: '{"50256": -100}'."""
 
 _CATALOG_HELP = "Outputs are items of this file, one a line: text, or a JSON list of token ids."
@@ -83,6 +85,8 @@ def run(
     num_beams: Annotated[int | None, _beams(help="Beam search of this width; n outputs of it are written.")] = None,
     length_penalty: Annotated[float | None, _beams(help="score = logprob / length ** this. (default: 1.0)")] = None,
     early_stopping: Annotated[str | None, _beams(help="true, false or never. (default: false)")] = None,
+    num_beam_groups: Annotated[int | None, _beams(help=_BEAM_GROUPS_HELP)] = None,
+    diversity_penalty: Annotated[float | None, _beams(help=_DIVERSITY_HELP)] = None,
     constrain_to: Annotated[str | None, _constraints(metavar="FILE", help=_CATALOG_HELP)] = None,
     json_schema: Annotated[str | None, _constraints(metavar="FILE|JSON", help=_SCHEMA_HELP)] = None,
     regex: Annotated[str | None, _constraints(help="Outputs match this regular expression as a whole.")] = None,

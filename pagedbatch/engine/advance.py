@@ -8,12 +8,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import islice
+from typing import NamedTuple
 
 from pagedbatch.engine import beam_search
 from pagedbatch.engine.block_manager import BlockManager
-from pagedbatch.engine.stopping import LENGTH, StopChecker
+from pagedbatch.engine.stopping import LENGTH, Finish, StopChecker
 from pagedbatch.outputs import BeamResult, BeamTask, SampleResult, SampleTask
+from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import FinishedSequence, Sequence, SequenceGroup, TokenNode
+
+
+class _Move(NamedTuple):
+    """A beam's next token: the parent that it comes from, and its summed logprob."""
+
+    parent: Sequence
+    node: TokenNode
+    score: float
+    beam_group: int
 
 
 class GroupAdvancer:
@@ -71,40 +83,72 @@ class GroupAdvancer:
             self._blocks.free(finished.seq_id)
         return heir
 
-    def advance_beams(self, group: SequenceGroup, task: BeamTask, result: BeamResult) -> bool:
-        """Ranks the candidates and moves the beams. True when the search is over."""
-        beams = group.sequences
-        parents = [beams[row] for row in result.parents]
-        finishes = [
-            self._stops.check(task.params, parent.tail, token_id)
-            for parent, token_id in zip(parents, result.token_ids, strict=True)
-        ]
+    def advance_beams(self, group: SequenceGroup, tasks: list[BeamTask], results: list[BeamResult]) -> bool:
+        """Ranks the candidates of one beam group after the other and moves the beams. True when the search is over."""
+        params, beams = group.params, group.sequences
+        wanted = beam_search.num_candidates(params.beams_per_group, self._stops.num_end_tokens(params))
+        taken: Counter[int] = Counter()  # tokens that earlier beam groups went on with
+        moves: list[_Move] = []
+        for task, result in zip(tasks, results, strict=True):
+            if params.diversity_penalty:
+                result = beam_search.diversify(result, taken, params.diversity_penalty, wanted)
+            first = task.rows.start - tasks[0].rows.start
+            moves += self._search(group, task, beams[first : first + len(task.rows)], result, taken)
+        group.finished.sort(key=_score, reverse=True)
+        group.sequences = self._descend(beams, [move.parent for move in moves])
+        for beam, move in zip(group.sequences, moves, strict=True):
+            beam.beam_group = move.beam_group
+            beam.append(move.node)
+            beam.cumulative_logprob = move.score
+        return not moves
+
+    def _search(
+        self, group: SequenceGroup, task: BeamTask, beams: list[Sequence], result: BeamResult, taken: Counter[int]
+    ) -> list[_Move]:
+        """A beam group's step: files its new hypotheses and returns its survivors, best first.
+
+        Adds to `taken` the tokens that it goes on with; it does at the length limit too.
+        """
+        params, number, width = task.params, task.beam_group, task.params.beams_per_group
+        finishes = self._finishes(params, beams, result)
+        goes_on = (token_id for token_id, f in zip(result.token_ids, finishes, strict=False) if f in (None, LENGTH))
+        taken.update(islice(goes_on, width))
+        standing = [hypothesis for hypothesis in group.finished if hypothesis.beam_group == number]
         step = beam_search.select(
-            task.params,
+            params,
             scores=result.scores,
             ends=[finish is not None for finish in finishes],
-            standing=[_score(hypothesis) for hypothesis in group.finished],
+            standing=[_score(hypothesis) for hypothesis in standing],
             length=task.position + 1,
-            max_length=task.params.max_tokens,
+            max_length=params.max_tokens,
         )
 
         def grow(i: int) -> TokenNode:
             top = result.top_logprobs[result.parents[i]] if result.top_logprobs is not None else None
-            return TokenNode(result.token_ids[i], result.logprobs[i], parents[i].tail, top)
+            return TokenNode(result.token_ids[i], result.logprobs[i], beams[result.parents[i]].tail, top)
 
-        hypotheses = [group.finished[i] for i in step.kept]
+        hypotheses = [hypothesis for hypothesis in group.finished if hypothesis.beam_group != number]
+        hypotheses += [standing[i] for i in step.kept]
         for i, score in zip(step.finished, step.finished_scores, strict=True):
             finish = finishes[i] or LENGTH
-            hypotheses.append(FinishedSequence(0, grow(i), result.scores[i], finish.reason, finish.stop_reason, score))
-        group.finished = sorted(hypotheses, key=_score, reverse=True)
-        if step.done:
-            return True
-        grown = [grow(i) for i in step.survivors]
-        group.sequences = self._descend(beams, [parents[i] for i in step.survivors])
-        for beam, node, i in zip(group.sequences, grown, step.survivors, strict=True):
-            beam.append(node)
-            beam.cumulative_logprob = result.scores[i]
-        return False
+            hypotheses.append(
+                FinishedSequence(0, grow(i), result.scores[i], finish.reason, finish.stop_reason, score, number)
+            )
+        group.finished = hypotheses
+        survivors = [] if step.done else step.survivors
+        return [_Move(beams[result.parents[i]], grow(i), result.scores[i], number) for i in survivors]
+
+    def _finishes(self, params: GenerationParams, beams: list[Sequence], result: BeamResult) -> list[Finish | None]:
+        """Why each candidate ends, the best first, up to the last one that can live on."""
+        finishes: list[Finish | None] = []
+        survivors = 0
+        for parent, token_id in zip(result.parents, result.token_ids, strict=True):
+            if survivors == params.beams_per_group:
+                break
+            finish = self._stops.check(params, beams[parent].tail, token_id)
+            finishes.append(finish)
+            survivors += finish is None
+        return finishes
 
     def _descend(self, generation: list[Sequence], parents: list[Sequence]) -> list[Sequence]:
         """One child for each entry of `parents`, in order; members of `generation` without a child are freed."""

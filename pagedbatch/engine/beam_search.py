@@ -8,14 +8,18 @@ token included; the best `num_beams` candidates that do not end live on. `early_
 - False: stop when no live beam, scored at its present length, beats the worst hypothesis (a heuristic; the default).
 - "never": the same, but with a positive `length_penalty` a live beam is scored as if it kept its sum up to the length
   limit, so that the search stops only when nothing can improve.
+
+Diverse beam search runs `num_beam_groups` such searches side by side, each with its own hypotheses and its own end, in
+order within a step: `diversify` lowers what earlier ones took.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from pagedbatch.outputs import BeamResult
 from pagedbatch.params import GenerationParams
 
 
@@ -34,12 +38,42 @@ class BeamStep:
     done: bool
 
 
-def num_candidates(num_beams: int, num_end_tokens: int) -> int:
+def num_candidates(num_beams: int, num_end_tokens: int, num_lowered: int = 0) -> int:
     """How many candidates a step must look at so that `num_beams` of them do not end.
 
-    Every beam can end in at most `num_end_tokens` ways; at least two candidates a beam are looked at.
+    Every beam can end in at most `num_end_tokens` ways; at least two candidates a beam are looked at. The best after
+    `num_lowered` of them were lowered are among the best of so many more.
     """
-    return max(2, 1 + num_end_tokens) * num_beams
+    return max(2, 1 + num_end_tokens) * num_beams + num_lowered
+
+
+def diversify(result: BeamResult, taken: Mapping[int, int], penalty: float, wanted: int) -> BeamResult:
+    """The best `wanted` candidates of a beam group after the diversity penalty.
+
+    Hamming diversity (Vijayakumar et al., arXiv 1610.02424), as Hugging Face had it: a candidate's logprob, and so its
+    sum and its hypothesis's score, is lowered by `penalty` for each time that a beam of an earlier group went on with
+    the same token at this step.
+
+    Args:
+        result: candidates of the group, best first: `wanted` of them have tokens that are not in `taken`, or it holds
+            all that are possible.
+        taken: how many beams of earlier groups went on with each token.
+    """
+    losses, untouched = [], 0
+    for token_id in result.token_ids:
+        losses.append(penalty * taken.get(token_id, 0))
+        untouched += losses[-1] == 0
+        if untouched == wanted:
+            break
+    scores = [score - loss for score, loss in zip(result.scores, losses, strict=False)]
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])[:wanted]  # stable: an equal one keeps its place
+    return replace(
+        result,
+        parents=[result.parents[i] for i in order],
+        token_ids=[result.token_ids[i] for i in order],
+        scores=[scores[i] for i in order],
+        logprobs=[result.logprobs[i] - losses[i] for i in order],
+    )
 
 
 def length_penalised(score: float, length: int, length_penalty: float) -> float:
@@ -58,14 +92,14 @@ def select(
     """Ranks one step's candidates.
 
     Args:
-        params: `num_beams`, `length_penalty` and `early_stopping` of the request.
+        params: `beams_per_group`, `length_penalty` and `early_stopping` of the request.
         scores: summed logprob of each candidate with its new token, best first.
-        ends: whether the candidate is complete (end token, stop string, length limit).
-        standing: scores of the hypotheses so far.
+        ends: whether each is complete (end token, stop string, length limit); up to the last that can live on.
+        standing: scores of the beam group's hypotheses so far.
         length: generated tokens of the candidates, the new one included.
         max_length: the most tokens that may be generated.
     """
-    num_beams = params.num_beams
+    num_beams = params.beams_per_group
     survivors = [i for i, end in enumerate(ends) if not end][:num_beams]
 
     # Ends outside the best num_beams are dropped: those candidates were only looked at to find enough survivors.
@@ -87,7 +121,7 @@ def select(
 def _is_over(
     params: GenerationParams, best: list[tuple[float, int, int]], best_live: float, length: int, max_length: int
 ) -> bool:
-    if len(best) < params.num_beams:
+    if len(best) < params.beams_per_group:
         return False
     if params.early_stopping is True:
         return True

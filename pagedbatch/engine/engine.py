@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Protocol
 
 from pagedbatch.config import EngineConfig
@@ -22,7 +23,7 @@ from pagedbatch.outputs import (
     StepSnapshot,
     TopLogprobs,
 )
-from pagedbatch.sequence import FinishedSequence, Request, SequenceGroup
+from pagedbatch.sequence import FinishedSequence, Request, SequenceGroup, output_token_ids
 
 #: A row's error when not even one of its outputs could be completed.
 NO_OUTPUT = "no output is possible: the row's settings leave no token to choose before one is complete"
@@ -111,13 +112,15 @@ class Engine:
             elif group.error is None:
                 self._advancer.advance_sample(seq, task, drawn)
                 counters.output_tokens += len(drawn.token_ids)
-        for group, beam_task, ranked in zip(plan.searchers, plan.beams, result.beams, strict=True):
+        searches = zip(plan.searchers, plan.beams, result.beams, strict=True)
+        for group, own in groupby(searches, key=lambda search: search[0]):
+            _, tasks, ranked = zip(*own, strict=True)
             touched[group.arrival] = group
-            if ranked.error is not None:
-                group.error = ranked.error
-                continue
-            counters.output_tokens += min(len(ranked.token_ids), beam_task.params.num_beams)
-            group.search_is_over = self._advancer.advance_beams(group, beam_task, ranked)
+            group.error = next((each.error for each in ranked if each.error is not None), None)
+            if group.error is None:
+                width = group.params.beams_per_group
+                counters.output_tokens += sum(min(len(each.token_ids), width) for each in ranked)
+                group.search_is_over = self._advancer.advance_beams(group, list(tasks), list(ranked))
         for group, scores in zip(plan.scored, result.prompts, strict=True):
             touched[group.arrival] = group
             group.prompt_scores.extend(scores)
@@ -140,6 +143,8 @@ def _finished(group: SequenceGroup) -> RequestOutput:
         group.finished.sort(key=lambda sequence: sequence.sample_index)
         if group.params.best_of is not None:
             group.finished.sort(key=lambda sequence: -sequence.mean_logprob)  # stable: the lower index wins a tie
+    if group.params.num_beam_groups > 1:
+        group.finished = _distinct(group.finished)
     outputs = [_completion(index, sequence, group) for index, sequence in enumerate(group.finished[: group.params.n])]
     if group.params.max_tokens == 0:
         outputs = [_empty_completion(index, group) for index in range(group.params.n)]
@@ -156,6 +161,14 @@ def _finished(group: SequenceGroup) -> RequestOutput:
 def _empty_completion(index: int, group: SequenceGroup) -> CompletionOutput:
     top_logprobs: list[TopLogprobs] | None = None if group.params.logprobs is None else []
     return CompletionOutput(index, [], [], 0.0, LENGTH.reason, LENGTH.stop_reason, top_logprobs=top_logprobs)
+
+
+def _distinct(hypotheses: list[FinishedSequence]) -> list[FinishedSequence]:
+    """Without those that another beam group found too; the best first, and the first of equals stays."""
+    found: dict[tuple[int, ...], FinishedSequence] = {}
+    for hypothesis in hypotheses:
+        found.setdefault(tuple(output_token_ids(hypothesis.tail)), hypothesis)
+    return list(found.values())
 
 
 def _completion(index: int, sequence: FinishedSequence, group: SequenceGroup) -> CompletionOutput:

@@ -14,6 +14,7 @@ import heapq
 from enum import Enum, auto
 
 from pagedbatch.config import EngineConfig
+from pagedbatch.constraint import Allowed
 from pagedbatch.engine.beam_search import num_candidates
 from pagedbatch.engine.block_manager import BlockManager
 from pagedbatch.engine.plan import StepPlan
@@ -239,12 +240,7 @@ class Scheduler:
             histories = [History(group.prompt_token_ids, output_token_ids(seq.tail)) for seq in group.sequences]
         allowed = [seq.constraint.allowed() for seq in group.sequences if seq.constraint is not None] or None
         if params.use_beam_search:
-            wanted = num_candidates(params.num_beams, self.stops.num_end_tokens(params))
-            scores = [seq.cumulative_logprob for seq in group.sequences]
-            position = group.sequences[0].num_output_tokens  # beams keep step with each other
-            beams = range(rows[0], rows[-1] + 1)
-            plan.beams.append(BeamTask(beams, params, scores, wanted, position, histories, allowed))
-            plan.searchers.append(group)
+            self._add_searches(group, rows, histories, allowed, plan)
             return
         for i, (seq, row) in enumerate(zip(group.sequences, rows, strict=True)):
             position = seq.num_output_tokens
@@ -253,6 +249,35 @@ class Scheduler:
             own = None if allowed is None else allowed[i]
             plan.samples.append(SampleTask(row, params, group.request.rng_key, indices, position, history, own))
             plan.samplers.append(seq)
+
+    def _add_searches(
+        self,
+        group: SequenceGroup,
+        rows: list[int],
+        histories: list[History] | None,
+        allowed: list[Allowed] | None,
+        plan: StepPlan,
+    ) -> None:
+        """A task for each beam group; those before it may have a say in which of its candidates are the best."""
+        params, beams = group.params, group.sequences
+        num_ends, rivals = self.stops.num_end_tokens(params), 0
+        for number, places in group.beam_groups():
+            own = slice(places.start, places.stop)
+            plan.beams.append(
+                BeamTask(
+                    rows=range(rows[places[0]], rows[places[-1]] + 1),
+                    params=params,
+                    scores=[seq.cumulative_logprob for seq in beams[own]],
+                    num_candidates=num_candidates(params.beams_per_group, num_ends, rivals * len(places)),
+                    position=beams[0].num_output_tokens,  # beams keep step with each other
+                    histories=None if histories is None else histories[own],
+                    allowed=None if allowed is None else allowed[own],
+                    beam_group=number,
+                )
+            )
+            plan.searchers.append(group)
+            if params.diversity_penalty:
+                rivals += params.beams_per_group
 
     # --- blocks run short ----------------------------------------------------------------------------------------
 
