@@ -37,11 +37,22 @@ def rand_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+SHARED = Path(os.environ.get("PAGEDBATCH_SHARED", REPOSITORY.parent / "shared"))
+
+
 @pytest.fixture(scope="session")
 def stories_path() -> Path:
     """stories260K, a trained Llama of 260 k parameters; not part of the repository."""
-    shared = Path(os.environ.get("PAGEDBATCH_SHARED", REPOSITORY.parent / "shared"))
-    path = shared / "models" / "stories260K-hf"
+    path = SHARED / "models" / "stories260K-hf"
     if not path.is_dir():
         pytest.skip(f"no stories260K model at {path}; PAGEDBATCH_SHARED names the folder that holds models/")
+    return path
+
+
+@pytest.fixture(scope="session")
+def genrec_path() -> Path:
+    """Semantic ids of two product catalogs (MiniOneRec, Apache-2.0); not part of the repository."""
+    path = SHARED / "data" / "genrec"
+    if not path.is_dir():
+        pytest.skip(f"no semantic ids at {path}; PAGEDBATCH_SHARED names the folder that holds data/")
     return path

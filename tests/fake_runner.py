@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 
+from pagedbatch.constraint import Allowed, AllowedIds
 from pagedbatch.outputs import (
     BeamResult,
     BeamTask,
@@ -66,8 +68,18 @@ class FakeRunner:
         assert None not in tokens, "a slot was read before it was written"
         return tokens
 
+    def _choices(self, allowed: Allowed | None) -> Sequence[int]:
+        """The tokens that may come, in order."""
+        if allowed is None:
+            return range(self.vocab_size)
+        assert isinstance(allowed, AllowedIds)
+        return sorted(allowed.token_ids.tolist())
+
     def _draw(self, task: SampleTask, tokens: tuple[int | None, ...]) -> SampleResult:
-        drawn = [_digest(tokens, task.rng_key, i, task.position) % self.vocab_size for i in task.sample_indices]
+        choices = self._choices(task.allowed)
+        if not choices:
+            return SampleResult([], [])
+        drawn = [choices[_digest(tokens, task.rng_key, i, task.position) % len(choices)] for i in task.sample_indices]
         return SampleResult(drawn, [-1.0 - token / 100 for token in drawn])
 
     def _score(self, task: PromptTask, context_len: int, tokens: tuple[int | None, ...]) -> PromptScores:
@@ -83,8 +95,8 @@ class FakeRunner:
         candidates = []
         for parent, (tokens, score) in enumerate(zip(beams, task.scores, strict=True)):
             weights = [1 + _digest(tokens, token) % 1000 for token in range(self.vocab_size)]
-            for token, weight in enumerate(weights):
-                logprob = math.log(weight / sum(weights))
+            for token in self._choices(None if task.allowed is None else task.allowed[parent]):
+                logprob = math.log(weights[token] / sum(weights))
                 candidates.append((score + logprob, parent, token, logprob))
         candidates.sort(key=lambda c: (-c[0], c[1], c[2]))
         best = candidates[: task.num_candidates]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -89,6 +90,31 @@ def table_model(path: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     _save(path, model, tokenizer, eos=EOS, chat_template=None)
+
+
+def code_model(path: Path, codes: Sequence[str]) -> None:
+    """Saves a random Llama whose vocabulary is the special tokens and `codes`, each one token. Context: 64 tokens."""
+    vocab = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *codes])}
+    config = LlamaConfig(
+        vocab_size=len(vocab),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=64,
+        initializer_range=0.35,
+        tie_word_embeddings=False,
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        dtype="float32",
+    )
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("<[^>]*>"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    _save(path, _seeded_llama(config, seed=0), tokenizer, eos=EOS, chat_template=None)
 
 
 def rand_model(

@@ -23,6 +23,8 @@ GrammarKind = Literal["json_schema", "regex", "grammar"]
 _MOST_COMPILED = 256
 #: Blanks in a row between the parts of a JSON text: room for a line end and an indent, and no model gets lost in them.
 _MOST_WHITESPACE = 20
+#: Never inside a JSON string, and between its parts only as blanks: xgrammar lets them into strings of bounded length.
+_CONTROL_CHARACTER = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
 #: Where in its C++ sources xgrammar found a mistake.
 _SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 
@@ -53,7 +55,10 @@ class GrammarCompiler:
         self._new_matcher = xgrammar.GrammarMatcher
         self._vocab_size = vocab_size
         # Their text would count for the grammar, and is left out of the output.
-        self._special_ids = [i for i in tokenizer.all_special_ids if i < vocab_size]
+        added = tokenizer.added_tokens_decoder.items()
+        special = {*tokenizer.all_special_ids, *ends, *(i for i, token in added if token.special)}
+        self._special_ids = [i for i in special if i < vocab_size]
+        self._control_ids = [i for i, text in enumerate(vocabulary.decoded_vocab) if _CONTROL_CHARACTER.search(text)]
         self._compiled = lru_cache(maxsize=_MOST_COMPILED)(self._compile)
 
     def constraint(self, kind: GrammarKind, text: str, end_token_ids: tuple[int, ...]) -> GrammarConstraint:
@@ -69,6 +74,8 @@ class GrammarCompiler:
         """
         is_text = np.ones(self._vocab_size, bool)
         is_text[[*self._special_ids, *end_token_ids]] = False
+        if kind == "json_schema":
+            is_text[self._control_ids] = False
         is_end = np.zeros(self._vocab_size, bool)
         is_end[list(end_token_ids)] = True
         constraint = GrammarConstraint(
