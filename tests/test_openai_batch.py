@@ -44,6 +44,8 @@ def test_a_body_becomes_a_plain_row() -> None:
         "top_k": 5,
     }
     assert plain_fields(_row("a", CHAT_URL, {"messages": HI, "logprobs": True}))["logprobs"] == 0
+    any_object = {"messages": HI, "response_format": {"type": "json_object"}}
+    assert plain_fields(_row("a", CHAT_URL, any_object))["json_schema"] == {"type": "object"}
     assert plain_fields(_row("a", COMPLETIONS_URL, {"prompt": [5, 6], "logprobs": 2})) == {
         "prompt_token_ids": [5, 6],
         "logprobs": 2,
