@@ -17,6 +17,10 @@ DEFAULT_MAX_TOKENS = 256
 MAX_LENGTH_PENALTY = 50
 
 
+#: Defaults of a model that have no meaning beside samples, and beside beams.
+_OF_BEAMS = frozenset({"num_beams"})
+_OF_SAMPLES = frozenset({"temperature", "top_p", "top_k", "min_p"})
+
 #: A text, or the token ids of one.
 BadWord = str | tuple[int, ...]
 
@@ -25,11 +29,12 @@ BadWord = str | tuple[int, ...]
 class GenerationParams:
     """The resolved settings of one request.
 
-    `temperature` 0 is greedy. `num_beams` > 1 is beam search and then `n` is how many of its hypotheses are returned.
-    `best_of` samples are drawn and the `n` with the best mean logprob returned, the best first. Samples are numbered
-    from `sample_index` on: a sample depends on the seed, the row's id and its number alone. `logprobs` K asks for the
-    chosen token's logprob and the K most likely tokens of each position, `prompt_logprobs` K for the
-    same of the prompt. `max_tokens` 0 generates nothing. `allowed_token_ids` empty allows all.
+    `temperature` 0 is greedy. `num_beams` > 1 is beam search and then `n` is how many of its hypotheses are
+    returned. `best_of` samples are drawn and the `n` with the best mean logprob returned, the best first. Samples
+    are numbered from `sample_index` on: a sample depends on the seed, the row's id and its number alone. `logprobs`
+    K asks for the chosen token's logprob and the K most likely tokens of each position, `prompt_logprobs` K for the
+    same of the prompt. `max_tokens` 0 generates nothing. `add_bos` None leaves BOS to the tokenizer.
+    `allowed_token_ids` empty allows all.
     """
 
     n: int = 1
@@ -58,6 +63,9 @@ class GenerationParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     bad_words: tuple[BadWord, ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
+    truncate_prompt: str = "error"
+    add_bos: bool | None = None
+    system_to_user: bool = False
     length_penalty: float = 1.0
     early_stopping: bool | str = False
     num_beam_groups: int = 1
@@ -226,6 +234,9 @@ READERS: dict[str, Callable[[str, Any], Any]] = {
     "logit_bias": _logit_bias,
     "bad_words": _bad_words,
     "allowed_token_ids": _allowed_token_ids,
+    "truncate_prompt": _choice("error", "left", "right"),
+    "add_bos": _boolean,
+    "system_to_user": _boolean,
     "length_penalty": _number,
     "early_stopping": _early_stopping,
     "num_beam_groups": _integer,
@@ -238,14 +249,15 @@ def resolve(model_defaults: Mapping[str, Any], *layers: Mapping[str, Any]) -> Ge
     """Merges setting layers, the strongest last, into checked parameters.
 
     Each layer maps field names to raw values; `None` means "not given here". Where nobody gives a temperature it is 0
-    (greedy) for one output and 1.0 for several samples. Beams don't sample, so that a model's own temperature is not
-    for them.
+    (greedy) for one output and 1.0 for several samples. What a model says by default gives way to what is asked.
 
     Raises:
         ParamError: a value has the wrong type or range, or two settings can't be combined.
     """
     asked = {name: value for layer in layers for name, value in layer.items() if value is not None}
-    values = {name: READERS[name](name, value) for name, value in {**model_defaults, **asked}.items()}
+    asked = {name: READERS[name](name, value) for name, value in asked.items()}
+    defaults = {name: READERS[name](name, value) for name, value in model_defaults.items() if name not in asked}
+    values = {**_beside(defaults, asked), **asked}
     uses_beams = values.get("num_beams", 1) > 1
     if "temperature" not in asked and (uses_beams or "temperature" not in values):
         num_samples = values.get("best_of") or values.get("n", 1)
@@ -253,6 +265,23 @@ def resolve(model_defaults: Mapping[str, Any], *layers: Mapping[str, Any]) -> Ge
     params = GenerationParams(**values)
     _check(params)
     return params
+
+
+def _beside(defaults: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    """The model's defaults that go with what is asked.
+
+    Whoever asks for samples gets no beams, and who gets beams no sampling; an asked limit bounds a default minimum.
+    """
+    samples = asked.get("temperature", 0) > 0 or asked.get("n", 1) > defaults.get("num_beams", 1)
+    if samples or any(name in asked for name in ("best_of", "sample_index")):
+        defaults = {name: value for name, value in defaults.items() if name not in _OF_BEAMS}
+    if asked.get("num_beams", defaults.get("num_beams", 1)) > 1:
+        defaults = {name: value for name, value in defaults.items() if name not in _OF_SAMPLES}
+    if "min_tokens" in defaults and "max_tokens" in asked:
+        defaults["min_tokens"] = min(defaults["min_tokens"], max(0, asked["max_tokens"]))
+    if "max_tokens" in defaults and "min_tokens" in asked:
+        defaults["max_tokens"] = max(defaults["max_tokens"], asked["min_tokens"])
+    return defaults
 
 
 def _check(p: GenerationParams) -> None:

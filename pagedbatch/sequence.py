@@ -18,7 +18,8 @@ class Request:
     """One input row, tokenised and checked.
 
     `rng_key` is a 64-bit number made from the seed and the row's id: with a sample index and a position it alone
-    decides every random draw of the row. Lower `priority` values run first.
+    decides every random draw of the row. Lower `priority` values run first. `num_truncated_tokens` were cut off the
+    prompt.
     """
 
     request_id: int
@@ -27,6 +28,7 @@ class Request:
     rng_key: int = 0
     priority: int = 0
     constraint: Constraint | None = None
+    num_truncated_tokens: int = 0
 
     @property
     def computes_nothing(self) -> bool:

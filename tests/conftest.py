@@ -12,7 +12,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if not (Path("/dev/nvidia0").exists() or Path("/dev/kfd").exists()):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("untimed")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

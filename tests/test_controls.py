@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 from engines import Run, hf_beams, run_engine, tokenizer
 from models import EOS
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 
+from pagedbatch.engine.stopping import StopChecker
 from pagedbatch.job.records import RecordWriter
-from pagedbatch.outputs import CompletionOutput
+from pagedbatch.outputs import CompletionOutput, RequestOutput
 from pagedbatch.params import GenerationParams
-from pagedbatch.sequence import Request
+from pagedbatch.sequence import Request, TokenNode
 
 
 def ids(path: Path, text: str) -> list[int]:
@@ -208,6 +212,74 @@ def test_what_the_text_holds(table_model_path: Path, settings: dict[str, Any], t
 def test_text_never_holds_the_prompt(rand_model_path: Path, num_beams: int, skip: bool) -> None:
     for text in texts(rand_model_path, "hi", num_beams=num_beams, max_tokens=10, skip_special_tokens=skip):
         assert not text.startswith(("hi", "<bos>"))
+
+
+HALVES = [
+    ("é中文😀", 0, "é中文😀"),
+    ("é中文😀", 1, "é中文\ufffd"),
+    ("é中文😀", 2, "é中文\ufffd"),
+    ("é中文😀", 3, "é中文\ufffd"),
+    ("é中文", 1, "é中\ufffd"),
+    ("é中文", 2, "é中\ufffd"),
+    ("é", 1, "\ufffd"),
+]
+
+
+def byte_fallback_tokenizer() -> PreTrainedTokenizerFast:
+    """Every byte is a token like `<0xF0>`, as in vocabularies made by SentencePiece."""
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    bare = Tokenizer(
+        BPE(vocab={name: i for i, name in enumerate(names)}, merges=[], unk_token="<unk>", byte_fallback=True)
+    )
+    bare.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return PreTrainedTokenizerFast(tokenizer_object=bare, unk_token="<unk>")
+
+
+@pytest.mark.parametrize(("text", "num_cut", "shown"), HALVES)
+@pytest.mark.parametrize("fallback", [False, True])
+def test_a_character_that_the_limit_cuts_is_one_mark(
+    rand_model_path: Path, fallback: bool, text: str, num_cut: int, shown: str
+) -> None:
+    decode = byte_fallback_tokenizer() if fallback else tokenizer(rand_model_path)
+    token_ids = decode(text, add_special_tokens=False).input_ids
+    kept = token_ids[: len(token_ids) - num_cut]
+    assert len(token_ids) == len(text.encode())
+    completion = CompletionOutput(0, kept, [0.0] * len(kept), 0.0, "length", None)
+    request = Request(0, [1], GenerationParams())
+    (output,) = RecordWriter(decode).ok_record("x", RequestOutput(0, [completion], 1), request)["outputs"]
+    assert output["text"] == shown
+
+
+def test_bytes_that_are_no_half_character_keep_their_marks() -> None:
+    """A stray byte before the cut is the model's own, and so is all that an end token follows."""
+    writer = RecordWriter(byte_fallback_tokenizer())
+    request = Request(0, [1], GenerationParams())
+
+    def marks(data: bytes, finish_reason: str) -> int:
+        completion = CompletionOutput(0, [1 + byte for byte in data], [], 0.0, finish_reason, None)
+        record = writer.ok_record("x", RequestOutput(0, [completion], 1), request)
+        return str(record["outputs"][0]["text"]).count("\ufffd")
+
+    assert marks(b"\xff\xf0\x9f", "length") == 2
+    assert marks(b"\xf0\x9f\x98", "stop") == 3
+    assert marks(b"\x9f\x98", "length") == 2
+
+
+def test_stop_strings_among_characters_of_several_tokens() -> None:
+    """Wherever the window over the last tokens begins: from inside a character these decoders show only marks."""
+    decode = byte_fallback_tokenizer()
+    stops = StopChecker(frozenset(), lambda ids, skip: str(decode.decode(ids, skip_special_tokens=skip)))
+    for length in range(12):
+        params = GenerationParams(stop=("文",), max_tokens=999)
+        tail: TokenNode | None = None
+        token_ids = decode(length * "é" + "文x", add_special_tokens=False).input_ids
+        found = []
+        for place, token_id in enumerate(token_ids):
+            if stops.check(params, tail, token_id) is not None:
+                found.append(place)
+                break
+            tail = TokenNode(token_id, 0.0, tail)
+        assert found == [len(token_ids) - 2]
 
 
 def test_text_is_one_decoding_of_all_tokens(rand_model_path: Path) -> None:

@@ -22,6 +22,8 @@ WRONG_TYPES: list[tuple[str, Any]] = [
     *(("logprobs", value) for value in (True, 1.0, "1")),
     *(("bad_words", value) for value in (3, "", ["a", ""], [[]], [1], {"a": 1}, [["a"]], [[-1]])),
     *(("allowed_token_ids", value) for value in ([], "3", [1.5], -1)),
+    *(("truncate_prompt", value) for value in (True, "top", 5)),
+    *((name, value) for name in ("add_bos", "system_to_user", "include_stop") for value in (1, "true")),
     *(("logprobs_mode", value) for value in (1, "Raw", ["raw"])),
     *(("early_stopping", value) for value in (1, "sometimes", [True])),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,6 +36,7 @@ def bare_tokenizer(table_model_path: Path) -> Any:
 
 def _builder(tokenizer: Any, *, defaults: Any = (), run: Any = (), **options: Any) -> PromptBuilder:
     limits = ModelLimits(max_model_len=LIMIT, vocab_size=VOCAB_SIZE)
+    options.setdefault("notice", pytest.fail)
     return PromptBuilder(tokenizer, limits, model_defaults=dict(defaults), run_settings=dict(run), **options)
 
 
@@ -52,7 +54,8 @@ def _refusal(builder: PromptBuilder, fields: dict[str, Any]) -> str:
 
 
 def test_bos_stands_once_whoever_writes_it(tokenizer: Any) -> None:
-    builder = _builder(tokenizer)
+    notices: list[str] = []
+    builder = _builder(tokenizer, notice=notices.append)
     messages = [{"role": "user", "content": "hi"}]
     by_template = _request(builder, {"messages": messages}).prompt_token_ids
     templated = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -64,6 +67,30 @@ def test_bos_stands_once_whoever_writes_it(tokenizer: Any) -> None:
         assert token_ids.count(BOS) == 1
         assert token_ids[0] == BOS
     assert tokenizer(templated)["input_ids"][:2] == [BOS, BOS]  # what would happen otherwise
+    assert _request(builder, {"prompt": templated}).prompt_token_ids == by_template
+    assert notices == ["a prompt begins with BOS itself: it gets no second one (--add-bos forces it)"]
+
+
+@pytest.mark.parametrize(
+    ("text", "add_bos", "num_bos"),
+    [("hi", True, 1), ("<bos>hi", True, 2), ("hi", False, 0), ("<bos>hi", False, 1), ("<bos>hi", None, 1)],
+)
+def test_bos_by_force(tokenizer: Any, text: str, add_bos: bool | None, num_bos: int) -> None:
+    builder = _builder(tokenizer, notice=lambda _: None)
+    token_ids = _request(builder, {"prompt": text, "add_bos": add_bos}).prompt_token_ids
+    assert token_ids[:num_bos] == [BOS] * num_bos
+    assert token_ids.count(BOS) == num_bos
+    assert len(token_ids) == num_bos + 2
+
+
+def test_bos_where_the_tokenizer_adds_none(bare_tokenizer: Any) -> None:
+    builder = _builder(bare_tokenizer)
+    assert _request(builder, {"prompt": "a", "add_bos": True}).prompt_token_ids[0] == BOS
+    assert BOS not in _request(builder, {"prompt": "a"}).prompt_token_ids
+    without = copy.deepcopy(bare_tokenizer)
+    without.bos_token = None
+    refusal = _refusal(_builder(without), {"prompt": "a", "add_bos": True})
+    assert refusal == "add_bos: this model's tokenizer has no BOS token"
 
 
 def test_prompts_from_columns(bare_tokenizer: Any) -> None:
@@ -114,6 +141,7 @@ def test_templates_that_do_more_than_name_columns(template: str) -> None:
         ({"prompt": "a", "logit_bias": {"999": 1}}, "logit_bias: 999 is no token id"),
         ({"prompt": "a", "bad_words": [[5, 999]]}, "bad_words: 999 is no token id"),
         ({"prompt": "a", "allowed_token_ids": [999]}, "allowed_token_ids: 999 is no token id"),
+        ({"prompt": "a", "truncate_prompt": "middle"}, "truncate_prompt must be error or left or right, got 'middle'"),
         ({"prompt": "a", "priority": "high"}, "priority must be an integer, got 'high'"),
         ({"prompt": "a", "n": 2, "temperature": 0}, "n 2 with temperature 0"),
     ],
@@ -154,6 +182,24 @@ def test_a_template_that_refuses_is_the_rows_error(tokenizer: Any, monkeypatch: 
     message = _refusal(builder, {"messages": [{"role": "system", "content": "be brief"}]})
     assert message == "the chat template refuses the messages: no system"
     assert _request(builder, {"messages": [{"role": "user", "content": "hi"}]}).prompt_token_ids
+
+
+def test_a_system_message_moves_into_the_first_user_message(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    system, question = {"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}
+    answer = {"role": "assistant", "content": "yes"}
+    builder = _builder(tokenizer)
+
+    def ids(*messages: dict[str, str], **fields: Any) -> list[int]:
+        return _request(builder, {"messages": list(messages), **fields}).prompt_token_ids
+
+    folded = {"role": "user", "content": "be brief\n\nhi"}
+    monkeypatch.setattr(tokenizer, "chat_template", "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}")
+    assert ids(system, question, system_to_user=True) == ids(folded)
+    assert ids(system, system, question, system_to_user=True)[1:9] == ids(folded)[1:9]
+    assert ids(system, answer, question, system_to_user=True) == ids(answer, folded)
+    assert ids(system, system_to_user=True) == ids({"role": "user", "content": "be brief"})
+    assert ids(question, answer, system_to_user=True) == ids(question, answer)
+    assert ids(system, question) != ids(folded)
 
 
 def test_chat_without_a_template_is_refused_at_the_start(bare_tokenizer: Any) -> None:
@@ -213,6 +259,37 @@ def test_a_bad_word_is_banned_behind_a_space_too() -> None:
 
     words = _builder(Words()).resolve_params({"bad_words": ["cat", "dog"]}).bad_words
     assert words == ((10,), (11,), (12,))
+
+
+@pytest.mark.parametrize("length", [LIMIT - 1, LIMIT, LIMIT + 1, 600])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("max_tokens", [0, 1, 8, 256])
+def test_prompts_cut_on_request(tokenizer: Any, length: int, side: str, max_tokens: int) -> None:
+    """BOS and `length - 1` letters, in a context of 40 tokens."""
+    builder = _builder(tokenizer, run={"truncate_prompt": side})
+    text = "".join(chr(ord("a") + i % 26) for i in range(length - 1))
+    whole = tokenizer(text)["input_ids"]
+    request = _request(builder, {"prompt": text, "max_tokens": max_tokens})
+    num_kept = len(request.prompt_token_ids)
+    fits = length + min(1, max_tokens) <= LIMIT
+    assert num_kept == (length if fits else LIMIT - min(max_tokens, LIMIT // 2))
+    assert request.num_truncated_tokens == length - num_kept
+    assert request.prompt_token_ids[0] == BOS
+    expected = whole[:num_kept] if side == "right" else [BOS, *whole[length - num_kept + 1 :]]
+    assert request.prompt_token_ids == expected
+    assert request.params.max_tokens == min(max_tokens, LIMIT - num_kept)
+
+
+def test_a_prompt_without_bos_is_cut_too(bare_tokenizer: Any) -> None:
+    builder = _builder(bare_tokenizer, run={"truncate_prompt": "left", "max_tokens": 5})
+    ids = list(range(4, 30)) * 2
+    assert _request(builder, {"prompt_token_ids": ids}).prompt_token_ids == ids[-35:]
+
+
+def test_scoring_alone_needs_no_room(bare_tokenizer: Any) -> None:
+    builder = _builder(bare_tokenizer, run={"max_tokens": 0})
+    assert _request(builder, {"prompt": "a" * LIMIT}).num_truncated_tokens == 0
+    assert "leaves no room" in _refusal(builder, {"prompt": "a" * (LIMIT + 1)})
 
 
 def test_max_tokens_is_cut_down_to_the_room_that_is_left(bare_tokenizer: Any) -> None:

@@ -21,6 +21,12 @@ _output = partial(typer.Option, rich_help_panel="Output", show_default=False)
 
 _INPUT_HELP = ".jsonl, .jsonl.gz, .jsonl.zst, .csv, .parquet, - for stdin, a dataset's folder, or a Hub dataset."
 _TEMPLATE_HELP = r"A prompt made from columns: 'Q: {question}\nA:'. \n and \t are understood."
+_SYSTEM_HELP = "Move system messages into the first user message, for templates that refuse them."
+_BOS_HELP = "Put BOS before text prompts, or don't. (default: the tokenizer's way, and never a second one)"
+_TRUNCATE_HELP = (
+    "left or right cuts a prompt too long for an output, down to half the context at most. (default: error)"
+)
+_CONFIG_HELP = "auto or none: whether the model's defaults count; its end tokens always do. (default: auto)"
 _TEMPERATURE_HELP = "0 is greedy. (default: the model's where it samples, else 0, or 1.0 for n > 1)"
 _STOP_HELP = r"Text to stop at, left out of the output; repeatable. \n and \t are understood."
 _BEST_OF_HELP = "Draw so many samples and write the n of best mean logprob, the best first. (default: n)"
@@ -54,6 +60,10 @@ def run(
     prompt_column: Annotated[str | None, _input(help="Column that holds the prompt.")] = None,
     prompt_template: Annotated[str | None, _input(help=_TEMPLATE_HELP)] = None,
     chat: Annotated[bool | None, _input("--chat/--no-chat", help="Wrap prompts in the chat template.")] = None,
+    system_to_user: Annotated[bool | None, _input(help=_SYSTEM_HELP)] = None,
+    add_bos: Annotated[bool | None, _input(help=_BOS_HELP)] = None,
+    truncate_prompt: Annotated[str | None, _input(help=_TRUNCATE_HELP)] = None,
+    generation_config: Annotated[str | None, _input(help=_CONFIG_HELP)] = None,
     limit: Annotated[int | None, _input(help="Run only the first N rows.")] = None,
     allow_duplicate_ids: Annotated[bool | None, _input("--allow-duplicate-ids", help="Rows may share an id.")] = None,
     trust_remote_code: Annotated[bool | None, _input("--trust-remote-code", help="Run the model's own code.")] = None,

@@ -14,6 +14,7 @@ from pagedbatch.sequence import TokenNode, output_token_ids
 #: Text of generated token ids; the second argument says whether special tokens are left out.
 Detokenize = Callable[[list[int], bool], str]
 
+_BYTES_A_CHARACTER = 4
 #: What decoders show for bytes that make no character yet.
 _HALF_A_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
@@ -61,13 +62,20 @@ class StopChecker:
         """The stop string that comes first in the text, if the newest token completed one.
 
         Only a window of tokens is decoded. A token that shows at all holds at least one byte and a character at most
-        four, so that four tokens a character, and some for what decoders do at a border, always cover a match.
+        four, so that four tokens a character, and some for what decoders do at a border, always cover a match. Where
+        the window begins inside a character, some decoders show marks for all that follows: then it begins later.
         """
         if self._detokenize is None:
             return None
-        window = 4 * max(map(len, params.stop)) + 8
-        text = self._detokenize(output_token_ids(tail, last=window), params.skip_special_tokens)
-        if not any(s in text for s in params.stop):
+        window = _BYTES_A_CHARACTER * max(map(len, params.stop)) + 8
+        recent = output_token_ids(tail, last=window)
+        for begin in range(_BYTES_A_CHARACTER):
+            text = self._detokenize(recent[begin:], params.skip_special_tokens)
+            if any(s in text for s in params.stop):
+                break
+            if _HALF_A_CHARACTER not in text:
+                return None
+        else:
             return None
         found = find_stop_string(params, output_token_ids(tail), self._detokenize)
         return None if found is None else found[1]

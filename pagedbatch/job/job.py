@@ -32,7 +32,9 @@ from pagedbatch.stats.memory import MemoryAccount
 EXIT_ROWS_FAILED = 3
 
 #: Settings that decide what is written, beside the generation parameters. The others change only how fast.
-_RESULT_SETTINGS = ("split", "subset", "prompt_column", "prompt_template", "chat", "dtype", "trust_remote_code")
+_RESULT_SETTINGS = (
+    "split", "subset", "prompt_column", "prompt_template", "chat", "generation_config", "dtype", "trust_remote_code",
+)  # fmt: skip
 
 #: Rows inside the engine at a time, in units of `max_num_seqs`: enough that it never waits for the next one.
 _WINDOW = 2
@@ -72,7 +74,7 @@ def run_job(settings: RunSettings, ui: Ui) -> JobResult:
         constraint = read_run_constraint(settings)
         with _open_journal(settings, source, found, paths, constraint) as journal:
             _tell_resumed(journal, found, ui)
-            text = open_text_side(settings, constraint)
+            text = open_text_side(settings, constraint, ui.notice)
             device = open_device_side(settings, text)
             return _Run(settings, source, found, paths, journal, text, device, began).run(ui, interrupts)
 
@@ -198,7 +200,7 @@ def _open_journal(
     settings: RunSettings, source: Source, found: Survey, paths: OutputPaths | None, constraint: ConstraintSource | None
 ) -> Journal:
     model = os.path.realpath(settings.model) if Path(settings.model).exists() else settings.model
-    params = asdict(resolve(settings.generation))
+    params = asdict(resolve({}, settings.generation))
     manifest = Manifest(
         input={"name": source.name, "fingerprint": source.fingerprint},
         model=model,

@@ -106,6 +106,7 @@ def answer(record: Mapping[str, Any], url: Any, model: str) -> dict[str, Any]:
                 "completion_tokens": usage["completion_tokens"],
                 "total_tokens": usage["prompt_tokens"] + usage["completion_tokens"],
                 "prompt_tokens_details": {"cached_tokens": usage["cached_tokens"]},
+                **{name: usage[name] for name in ("truncated_tokens",) if name in usage},
             },
         }
     return {

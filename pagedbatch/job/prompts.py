@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import json
 import string
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pagedbatch.constraint import Constraint
 from pagedbatch.errors import ParamError, RowError, UsageError
 from pagedbatch.job.constraints import ConstraintBuilder, ConstraintSource
-from pagedbatch.job.messages import first_line, short
+from pagedbatch.job.encoder import PromptEncoder, checked_messages
+from pagedbatch.job.messages import short
 from pagedbatch.job.openai_batch import is_batch_row, plain_fields
-from pagedbatch.job.rows import Row, id_hash, is_unicode
+from pagedbatch.job.rows import Row, id_hash
 from pagedbatch.params import READERS, BadWord, GenerationParams, resolve
 from pagedbatch.sequence import Request
 
 PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
-
-#: What a model's generation_config may say about sampling; without meaning where a row asks for beams.
-_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,7 @@ class PromptBuilder:
     """Makes requests from rows, with a Hugging Face tokenizer.
 
     `model_defaults` are generation parameters from the model's generation_config; `run_settings` those given for the
-    whole run, as is `run_constraint`. A row's own win.
+    whole run, as is `run_constraint`. A row's own win. `notice` takes one line about what was done to prompts.
     """
 
     def __init__(
@@ -91,17 +89,16 @@ class PromptBuilder:
         prompt_template: str | None = None,
         chat: bool = False,
         run_constraint: ConstraintSource | None = None,
+        notice: Callable[[str], None],
     ) -> None:
-        if chat and not tokenizer.chat_template:
-            raise UsageError("--chat: this model's tokenizer has no chat template; leave it out or choose a chat model")
         self._tokenizer = tokenizer
+        self._encoder = PromptEncoder(tokenizer, chat=chat, notice=notice)
         self._limits = limits
         self._model_defaults = model_defaults
         self._run_settings = run_settings
         self._prompt_column = prompt_column
         self._prompt_template = prompt_template
         self._template_fields = template_fields(prompt_template) if prompt_template is not None else ()
-        self._chat = chat
         self._constraints = ConstraintBuilder(tokenizer, limits.vocab_size, limits.eos_token_ids, run_constraint)
 
     def request(self, row: Row) -> Request:
@@ -116,13 +113,15 @@ class PromptBuilder:
         try:
             fields = plain_fields(row.fields) if is_batch_row(row.fields) else row.fields
             params = self.resolve_params(fields)
-            prompt = self._prompt_token_ids(fields)
+            whole = self._prompt_token_ids(fields, params)
+            prompt = self._encoder.truncate(whole, params, self._limits.max_model_len)
             priority = _priority(fields.get("priority"))
             params = self._fit(params, len(prompt))
             constraint = self.constraint(fields, params)
         except RowError as error:
             raise RowError(f"{row.place}: {error}") from None
-        return Request(row.index, prompt, params, id_hash(row.id, params.seed), priority, constraint)
+        num_truncated = len(whole) - len(prompt)
+        return Request(row.index, prompt, params, id_hash(row.id, params.seed), priority, constraint, num_truncated)
 
     def constraint(self, fields: Mapping[str, Any], params: GenerationParams) -> Constraint | None:
         """What a row's outputs must obey: its own constraint, else the run's.
@@ -139,11 +138,7 @@ class PromptBuilder:
             ParamError: a wrong type or value, or two that can't be combined.
         """
         own = {name: fields[name] for name in READERS if fields.get(name) is not None}
-        defaults = self._model_defaults
-        num_beams = own.get("num_beams", self._run_settings.get("num_beams"))
-        if isinstance(num_beams, int) and num_beams > 1:
-            defaults = {name: value for name, value in defaults.items() if name not in _SAMPLING_FIELDS}
-        params = resolve(defaults, self._run_settings, own)
+        params = resolve(self._model_defaults, self._run_settings, own)
         if params.bad_words:
             params = replace(params, bad_words=self._encoded(params.bad_words))
         for name, token_ids in (
@@ -179,19 +174,21 @@ class PromptBuilder:
             raise RowError("the prompt is empty: it has no token to start from")
         if prompt_len > limit or (prompt_len == limit and params.max_tokens > 0):
             raise RowError(
-                f"the prompt has {prompt_len} tokens, and the model's limit of {limit} leaves no room for one"
+                f"the prompt has {prompt_len} tokens, and the model's limit of {limit} leaves no room for one "
+                f"(--truncate-prompt cuts prompts)"
             )
         room = limit - prompt_len
         if params.max_tokens <= room:
             return params
         return replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
 
-    def _prompt_token_ids(self, fields: Mapping[str, Any]) -> list[int]:
+    def _prompt_token_ids(self, fields: Mapping[str, Any], params: GenerationParams) -> list[int]:
+        encode = self._encoder.encode_text
         if self._prompt_column is not None:
-            return self._encode_prompt(_column_text(fields, self._prompt_column))
+            return encode(_column_text(fields, self._prompt_column), params)
         if self._prompt_template is not None:
             values = {name: _column_text(fields, name) for name in self._template_fields}
-            return self._encode_prompt(_fill(self._prompt_template, values))
+            return encode(_fill(self._prompt_template, values), params)
         given = [name for name in PROMPT_FIELDS if fields.get(name) is not None]
         if not given:
             raise RowError("no prompt: the row needs prompt, messages or prompt_token_ids")
@@ -201,31 +198,10 @@ class PromptBuilder:
         if given[0] == "prompt_token_ids":
             return self._checked_token_ids(value)
         if given[0] == "messages":
-            return self._encode_messages(_checked_messages(value))
+            return self._encoder.encode_messages(checked_messages(value), params)
         if not isinstance(value, str):
             raise RowError(f"prompt must be text, got {short(value)}")
-        return self._encode_prompt(value)
-
-    def _encode_prompt(self, text: str) -> list[int]:
-        if not is_unicode(text):
-            raise RowError("the prompt holds half of a surrogate pair, which is not Unicode text")
-        if self._chat:
-            return self._encode_messages([{"role": "user", "content": text}])
-        token_ids: list[int] = self._tokenizer(text)["input_ids"]
-        bos = self._tokenizer.bos_token_id
-        if bos is not None and token_ids[:2] == [bos, bos]:
-            return token_ids[1:]  # the text brought its own
-        return token_ids
-
-    def _encode_messages(self, messages: list[dict[str, Any]]) -> list[int]:
-        if not self._tokenizer.chat_template:
-            raise RowError("messages need a chat template, and this model's tokenizer has none: give a prompt")
-        try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # a template is the model's own code, and jinja raises what it likes
-            raise RowError(f"the chat template refuses the messages: {first_line(error)}") from None
-        token_ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return token_ids
+        return encode(value, params)
 
     def _checked_token_ids(self, value: Any) -> list[int]:
         if not isinstance(value, list) or not all(type(token_id) is int for token_id in value):
@@ -259,31 +235,6 @@ def _column_text(fields: Mapping[str, Any], name: str) -> str:
     if isinstance(value, (bool, int, float)):
         return json.dumps(value)
     raise RowError(f"column {name!r} must hold text, got {short(value)}")
-
-
-def _checked_messages(value: Any) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not value:
-        raise RowError(f"messages must be a list of at least one message, got {short(value)}")
-    return [_checked_message(i, message) for i, message in enumerate(value)]
-
-
-def _checked_message(i: int, message: Any) -> dict[str, Any]:
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise RowError(f"messages[{i}] must be an object with a role and a content, got {short(message)}")
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "".join(_text_part(i, part) for part in content)
-    if content is not None and not isinstance(content, str):
-        raise RowError(f"messages[{i}].content must be text, got {short(content)}")
-    if not is_unicode(f"{message['role']}{content}"):
-        raise RowError(f"messages[{i}] holds half of a surrogate pair, which is not Unicode text")
-    return {**message, "content": content}
-
-
-def _text_part(i: int, part: Any) -> str:
-    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
-    raise RowError(f"messages[{i}].content: only text parts can be read, got {short(part)}")
 
 
 def _priority(value: Any) -> int:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from pagedbatch.engine.stopping import find_stop_string
+from pagedbatch.engine.stopping import LENGTH, find_stop_string
 from pagedbatch.job.rows import RowId
 from pagedbatch.outputs import CompletionOutput, PromptScores, RequestOutput, TopLogprobs
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
 
 Record = dict[str, Any]
+
+#: What decoders show for bytes that make no character.
+_MARK = "\N{REPLACEMENT CHARACTER}"
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
 
 def encode_record(record: Mapping[str, Any]) -> bytes:
@@ -38,8 +44,8 @@ class RecordWriter:
     def ok_record(self, row_id: RowId | None, output: RequestOutput, request: Request) -> Record:
         """The record of an answered row.
 
-        It has `prompt_logprobs` where the row asked for them, and a `note` where fewer outputs were possible than it
-        asked for.
+        It has `prompt_logprobs` where the row asked for them, `truncated_tokens` in its usage where its prompt was cut,
+        and a `note` where fewer outputs were possible than it asked for.
         """
         params = request.params
         record: Record = {
@@ -54,6 +60,8 @@ class RecordWriter:
             },
             "error": None,
         }
+        if request.num_truncated_tokens:
+            record["usage"]["truncated_tokens"] = request.num_truncated_tokens
         if output.prompt_scores is not None:
             record["prompt_logprobs"] = self._prompt_logprobs(request.prompt_token_ids, output.prompt_scores)
         if len(output.outputs) < params.n:
@@ -83,7 +91,23 @@ class RecordWriter:
             if found is not None:
                 start, stop_string = found
                 text = text[: start + len(stop_string)] if params.include_stop else text[:start]
+        if completion.finish_reason == LENGTH.reason and text.endswith(_MARK):
+            num_cut = self._num_tokens_of_half_a_character(completion.token_ids)
+            if num_cut:
+                text = self._decode(completion.token_ids[:-num_cut], params.skip_special_tokens) + _MARK
         return text
+
+    def _num_tokens_of_half_a_character(self, token_ids: list[int]) -> int:
+        """How many tokens at the end, each one byte as in `<0xF0>`, begin a character that the length limit cut.
+
+        Decoders of such vocabularies show a mark for each byte, and for the whole characters before these too.
+        """
+        names = [_BYTE_TOKEN.fullmatch(name) for name in self._tokenizer.convert_ids_to_tokens(token_ids[-3:])]
+        for size in (3, 2, 1):
+            tail = bytes(int(name[1], 16) for name in names[-size:] if name is not None)
+            if len(tail) == size and _is_half_a_character(tail):
+                return size
+        return 0
 
     def _decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
@@ -106,6 +130,14 @@ class RecordWriter:
     def _decode_token(self, token_id: int) -> str:
         text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
         return text
+
+
+def _is_half_a_character(data: bytes) -> bool:
+    """Whether more bytes could make `data` one character."""
+    try:
+        return codecs.getincrementaldecoder("utf-8")().decode(data) == ""
+    except UnicodeDecodeError:
+        return False
 
 
 def _finite(value: float | None) -> float | None:

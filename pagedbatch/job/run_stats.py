@@ -12,7 +12,7 @@ from pagedbatch import __version__
 from pagedbatch.job.journal import Journal
 from pagedbatch.job.loop import Totals
 from pagedbatch.job.settings import RunSettings
-from pagedbatch.params import GenerationParams
+from pagedbatch.params import READERS, GenerationParams
 from pagedbatch.stats.memory import MemoryAccount
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "triton", "numpy", "xgrammar")
@@ -40,7 +40,7 @@ def describe_settings(
             described[field.name] = {"value": value, "source": settings.origin(field.name)}
     for name, value in asdict(params).items():
         source = settings.origin(name)
-        if source == "default" and name in model_defaults:
+        if source == "default" and name in model_defaults and value == READERS[name](name, model_defaults[name]):
             source = "model"
         described[name] = {"value": dict(value) if name == "logit_bias" else value, "source": source}
     for name, value in used.items():

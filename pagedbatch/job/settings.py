@@ -41,6 +41,7 @@ class RunSettings:
     prompt_column: str | None = None
     prompt_template: str | None = None
     chat: bool = False
+    generation_config: str = "auto"
     constrain_to: str | None = None
     json_schema: str | Mapping[str, Any] | None = None
     regex: str | None = None
@@ -126,6 +127,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "prompt_column": _text,
     "prompt_template": _text,
     "chat": _switch,
+    "generation_config": _choice("auto", "none"),
     "constrain_to": _text,
     "json_schema": _text_or_table,
     "regex": _text,
@@ -228,6 +230,6 @@ def _overridden(given: Mapping[str, Any]) -> Iterator[str]:
 
 def _check_generation(generation: Mapping[str, Any]) -> GenerationParams:
     try:
-        return resolve(generation)
+        return resolve({}, generation)
     except ParamError as error:
         raise UsageError(str(error)) from None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pagedbatch.config import EngineConfig
@@ -45,8 +46,14 @@ class DeviceSide:
     engine: Engine
 
 
-def open_text_side(settings: RunSettings, constraint: ConstraintSource | None = None) -> TextSide:
-    """Loads the tokenizer and the model's defaults. `constraint` is the one of the whole run.
+def open_text_side(
+    settings: RunSettings, constraint: ConstraintSource | None, notice: Callable[[str], None]
+) -> TextSide:
+    """Loads the tokenizer and the model's defaults.
+
+    Args:
+        constraint: the one of the whole run.
+        notice: takes a line about what the model asks for and can't have, or what is done to its prompts.
 
     Raises:
         UsageError: no such model, or it can't do what is asked of it.
@@ -55,6 +62,10 @@ def open_text_side(settings: RunSettings, constraint: ConstraintSource | None = 
 
     tokenizer = load_tokenizer(settings.model, trust_remote_code=settings.trust_remote_code)
     defaults = model_defaults(settings.model, trust_remote_code=settings.trust_remote_code)
+    if settings.generation_config == "none":
+        defaults = replace(defaults, generation={}, left_out=())
+    elif defaults.left_out:
+        notice(f"the model's generation_config sets {', '.join(defaults.left_out)}: left out, there is no such control")
     prompts = PromptBuilder(
         tokenizer,
         ModelLimits(defaults.max_model_len, defaults.vocab_size, defaults.eos_token_ids),
@@ -64,6 +75,7 @@ def open_text_side(settings: RunSettings, constraint: ConstraintSource | None = 
         prompt_template=settings.prompt_template,
         chat=settings.chat,
         run_constraint=constraint,
+        notice=notice,
     )
     try:
         params = prompts.resolve_params({})

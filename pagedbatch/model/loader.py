@@ -19,20 +19,18 @@ from transformers.utils import logging as hf_logging
 
 from pagedbatch.errors import UsageError
 from pagedbatch.model.attention import ATTENTION_NAME, register_attention
+from pagedbatch.model.generation_defaults import take_over
 from pagedbatch.model.support import check_supported, common_window, max_model_len
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-#: Generation settings that a model's own generation_config may set, by their names here and there.
-_SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
     """What a model says about itself before its weights are loaded.
 
-    `generation` holds values for `GenerationParams` fields from the model's generation_config, where it samples.
-    `window` is the largest attention window where every layer has one.
+    `generation` holds values for `GenerationParams` fields from the model's generation_config; `left_out` names what it
+    sets beside these and has no counterpart here. `window` is the largest attention window where every layer has one.
     """
 
     generation: dict[str, Any]
@@ -40,6 +38,7 @@ class ModelDefaults:
     max_model_len: int
     vocab_size: int
     window: int | None = None
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Any:
 
 
 def model_defaults(model: str, *, trust_remote_code: bool = False) -> ModelDefaults:
-    """Limits, end tokens and sampling defaults, from the config files alone.
+    """Limits, end tokens and generation defaults, from the config files alone.
 
     Raises:
         UsageError: there is no such model, or it is not supported.
@@ -87,12 +86,10 @@ def model_defaults(model: str, *, trust_remote_code: bool = False) -> ModelDefau
     config = load_config(model, trust_remote_code=trust_remote_code)
     check_supported(config)
     generation_config = _generation_config(model, config)
-    generation: dict[str, Any] = {}
-    if generation_config.do_sample:
-        found = {name: getattr(generation_config, name, None) for name in _SAMPLING_DEFAULTS}
-        generation = {name: value for name, value in found.items() if value is not None}
+    generation = take_over(generation_config, max_model_len(config))
     return ModelDefaults(
-        generation=generation,
+        generation=generation.values,
+        left_out=generation.left_out,
         eos_token_ids=_token_ids(generation_config.eos_token_id) or _token_ids(getattr(config, "eos_token_id", None)),
         max_model_len=max_model_len(config),
         vocab_size=config.vocab_size,
