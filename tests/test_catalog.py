@@ -28,7 +28,8 @@ def allowed(state: CatalogState) -> list[int]:
 
 def every_output(constraint: CatalogConstraint) -> Items:
     """All outputs that can be written, their end tokens left out, by going wherever the state allows."""
-    found, standing = [], [((), constraint.start())]
+    found: Items = []
+    standing: list[tuple[tuple[int, ...], CatalogState]] = [((), constraint.start())]
     while standing:
         written, state = standing.pop()
         assert len(set(allowed(state))) == len(allowed(state))

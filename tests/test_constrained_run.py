@@ -62,6 +62,10 @@ def test_a_catalog_for_the_run_and_other_outputs_for_a_row(tmp_path: Path, table
     assert stats["settings"]["constrain_to"] == {"value": "items.txt", "source": "command line"}
 
 
+class StoppedError(Exception):
+    """The end that a test gave a run."""
+
+
 class StopAfterOneRow:
     """A display that ends the run once a row is finished."""
 
@@ -73,7 +77,7 @@ class StopAfterOneRow:
 
     def update(self, snapshot: object, rows_done: int, rows_error: int) -> None:
         if rows_done:
-            raise KeyboardInterrupt
+            raise StoppedError
 
 
 def start(folder: Path, model: Path, **settings: Any) -> None:
@@ -88,10 +92,10 @@ def test_another_catalog_does_not_resume(tmp_path: Path, table_model_path: Path)
     items = tmp_path / "items.txt"
     items.write_text("b\n")
     settings = {"constrain_to": str(items), "max_num_seqs": 1}
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(StoppedError):
         start(tmp_path, table_model_path, **settings)
     items.rename(tmp_path / "same.txt")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(StoppedError):
         start(tmp_path, table_model_path, **settings | {"constrain_to": str(tmp_path / "same.txt")})
     items.write_text("c\n")
     with pytest.raises(UsageError, match="constraint: was 'catalog "):

@@ -96,7 +96,7 @@ def test_no_control_character_in_a_json_string(
 
 def test_blanks_between_json_parts_end(compiler: GrammarCompiler, byte_ids: list[int]) -> None:
     state = compiler.constraint("json_schema", '{"type": "array"}', ENDS).start()
-    write(state, "[\n" + 19 * " ", byte_ids)
+    write(state, "[\n" + 9 * " ", byte_ids)
     assert not set(allowed(state)) & {byte_ids[byte] for byte in b" \n\t\r"}
     write(state, "]", byte_ids)
 

@@ -22,7 +22,7 @@ GrammarKind = Literal["json_schema", "regex", "grammar"]
 #: Compiled grammars that are kept: rows that bring their own often share a few.
 _MOST_COMPILED = 256
 #: Blanks in a row between the parts of a JSON text: room for a line end and an indent, and no model gets lost in them.
-_MOST_WHITESPACE = 20
+_MOST_WHITESPACE = 10
 #: Never inside a JSON string, and between its parts only as blanks: xgrammar lets them into strings of bounded length.
 _CONTROL_CHARACTER = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
 #: Where in its C++ sources xgrammar found a mistake.
