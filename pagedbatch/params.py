@@ -18,7 +18,7 @@ MAX_LENGTH_PENALTY = 50
 
 
 #: Defaults of a model that have no meaning beside samples, and beside beams.
-_OF_BEAMS = frozenset({"num_beams"})
+_OF_BEAMS = frozenset({"num_beams", "num_beam_groups", "diversity_penalty"})
 _OF_SAMPLES = frozenset({"temperature", "top_p", "top_k", "min_p"})
 
 #: A text, or the token ids of one.
@@ -270,10 +270,11 @@ def resolve(model_defaults: Mapping[str, Any], *layers: Mapping[str, Any]) -> Ge
 def _beside(defaults: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
     """The model's defaults that go with what is asked.
 
-    Whoever asks for samples gets no beams, and who gets beams no sampling; an asked limit bounds a default minimum.
+    Whoever asks for samples gets no beams, who asks for beams no groups of them, and who gets beams no sampling. An
+    asked limit bounds a default minimum.
     """
     samples = asked.get("temperature", 0) > 0 or asked.get("n", 1) > defaults.get("num_beams", 1)
-    if samples or any(name in asked for name in ("best_of", "sample_index")):
+    if samples or any(name in asked for name in ("best_of", "sample_index", "num_beams")):
         defaults = {name: value for name, value in defaults.items() if name not in _OF_BEAMS}
     if asked.get("num_beams", defaults.get("num_beams", 1)) > 1:
         defaults = {name: value for name, value in defaults.items() if name not in _OF_SAMPLES}

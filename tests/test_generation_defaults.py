@@ -33,6 +33,7 @@ def test_nothing_said_nothing_taken() -> None:
         ({"num_beams": 4, "length_penalty": 0.6}, "length_penalty", 0.6),
         ({"num_beams": 4, "early_stopping": True}, "early_stopping", True),
         ({"num_beams": 4, "early_stopping": "never"}, "early_stopping", "never"),
+        ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}, "num_beam_groups", 2),
         ({"bad_words_ids": [[5], [6, 7]]}, "bad_words", ((5,), (6, 7))),
         ({"bad_words_ids": [[6, 7]], "suppress_tokens": [8, 9]}, "bad_words", ((6, 7), (8,), (9,))),
         ({"stop_strings": ["x"]}, "stop", ("x",)),
@@ -74,6 +75,12 @@ def test_what_has_no_counterpart_is_named(said: dict[str, Any], left_out: tuple[
     ("defaults", "asked", "expected"),
     [
         ({"num_beams": 4}, {"temperature": 0.8}, {"num_beams": 1, "temperature": 0.8}),
+        (
+            {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
+            {"temperature": 0.8},
+            {"num_beam_groups": 1},
+        ),
+        ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}, {"num_beams": 3}, {"num_beam_groups": 1}),
         ({"num_beams": 4}, {"n": 8}, {"num_beams": 1, "temperature": 1.0}),
         ({"num_beams": 4}, {"best_of": 3}, {"num_beams": 1, "temperature": 1.0}),
         ({"num_beams": 4}, {"n": 3}, {"num_beams": 4, "temperature": 0.0}),

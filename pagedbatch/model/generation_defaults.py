@@ -20,6 +20,8 @@ _TAKEN = {
     "num_beams": "num_beams",
     "length_penalty": "length_penalty",
     "early_stopping": "early_stopping",
+    "num_beam_groups": "num_beam_groups",
+    "diversity_penalty": "diversity_penalty",
 }
 #: The same for what counts only where the model samples.
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
@@ -47,8 +49,6 @@ _LACKED: dict[str, Any] = {
     "dola_layers": None,
     "constraints": None,
     "force_words_ids": None,
-    "num_beam_groups": 1,
-    "diversity_penalty": 0.0,
 }
 
 
