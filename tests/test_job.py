@@ -321,7 +321,7 @@ def test_a_changed_input_does_not_resume(words: Workplace, monkeypatch: pytest.M
         with pytest.raises(RunError):
             words.run(max_tokens=12, max_num_seqs=8)
     words.write([*MIXED[:-1], {"id": "new", "prompt": "x"}])
-    with pytest.raises(UsageError, match="input fingerprint: was"):
+    with pytest.raises(UsageError, match=r"input: was 1452 bytes, now 1399.*--restart"):
         words.run(max_tokens=12)
     assert words.run(max_tokens=12, restart=True).exit_code == 0
     assert words.stats["rows"]["resumed"] == 0
@@ -399,4 +399,4 @@ def test_only_a_window_of_rows_is_read_ahead(letters: Workplace, monkeypatch: py
     ahead: list[int] = []
     letters.run(View(lambda rows_done: ahead.append(passes[-1] - rows_done)), max_num_seqs=4, max_tokens=5)
     assert passes == [60, 60]
-    assert max(ahead) <= 8
+    assert max(ahead) <= 8 + 8 + 4  # in the engine, ahead of it, and in the hand of the thread

@@ -13,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedbatch.errors import RunError, UsageError
-from pagedbatch.job.journal import Journal, Manifest, seal, unseal
-from pagedbatch.job.output import output_paths, write_atomically
+from pagedbatch.job.durable import write_atomically
+from pagedbatch.job.fingerprint import Content, file_content
+from pagedbatch.job.journal import Journal, Manifest, ModelIdentity, seal, unseal
+from pagedbatch.job.output import output_paths
 
 MANIFEST = Manifest(
-    input={"name": "in.jsonl", "fingerprint": "f00"},
-    model="M",
+    input=Content("in.jsonl", 3, ("f00",)),
+    model=ModelIdentity("M", "abc"),
     settings={"temperature": 0.5, "stop": ("a",), "dtype": "auto"},
     versions={"pagedbatch": "1"},
 )
@@ -41,6 +43,13 @@ def _fill(path: Path, rows: list[int], num_rows: int = 5) -> bytes:
     return path.read_bytes()
 
 
+def _rows(journal: Journal, num_rows: int = 5) -> list[bytes]:
+    """The finished rows' records, each checked to be the one that was written."""
+    records = list(journal.records())
+    assert records == [_record(row) for row in range(num_rows) if row in journal]
+    return records
+
+
 @pytest.fixture
 def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that open thousands of journals: no waiting for the disk."""
@@ -55,14 +64,14 @@ def test_records_come_back_in_input_order(tmp_path: Path) -> None:
         assert (journal.num_resumed, journal.num_ok, journal.num_error) == (2, 1, 1)
         journal.append(1, _record(1), ok=False)
         journal.append(2, _record(2), ok=True)
-        assert list(journal.records()) == [_record(row) + b"\n" for row in (0, 1, 2, 3)]
+        assert list(journal.records()) == [_record(row) for row in (0, 1, 2, 3)]
         assert (journal.num_resumed, journal.num_ok, journal.num_error) == (2, 2, 2)
 
 
 def test_each_line_is_json_as_it_stands(tmp_path: Path) -> None:
     lines = _fill(tmp_path / "j", [0, 1]).splitlines()
     manifest, first, second = map(json.loads, lines)
-    assert manifest["model"] == "M"
+    assert manifest["model"] == {"name": "M", "fingerprint": "abc"}
     assert {**json.loads(_record(0)), "journal": first["journal"]} == first
     assert (second["journal"]["row"], second["journal"]["ok"]) == (1, False)
 
@@ -81,26 +90,39 @@ def test_cut_anywhere_the_whole_lines_count(tmp_path: Path) -> None:
             for row in range(5):
                 if row not in journal:
                     journal.append(row, _record(row), ok=True)
-            assert list(journal.records()) == [_record(row) + b"\n" for row in range(5)]
+            assert len(_rows(journal)) == 5
 
 
 @pytest.mark.usefixtures("unsynced")
-def test_a_changed_byte_is_never_believed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flip", [0x01, 0x80, 0xFF])
+def test_a_changed_byte_is_refused_in_the_middle_and_redone_at_the_end(tmp_path: Path, flip: int) -> None:
     path = tmp_path / "j"
-    data = _fill(path, [4, 0, 2])
-    manifest_end = data.index(b"\n") + 1
+    rows = [4, 0, 2]
+    data = _fill(path, rows)
+    ends = [i + 1 for i, byte in enumerate(data) if byte == ord("\n")]
     for at in range(len(data)):
         damaged = bytearray(data)
-        damaged[at] ^= 1
+        damaged[at] ^= flip
         path.write_bytes(damaged)
-        if at < manifest_end:
+        line = sum(end <= at for end in ends)
+        joined = line + (damaged[at] != data[at] and data[at] == ord("\n"))  # a lost line end takes the next line too
+        if line == 0:
             with pytest.raises(UsageError, match="pass --restart"):
                 Journal.open(path, MANIFEST, num_rows=5)
-            continue
-        with Journal.open(path, MANIFEST, num_rows=5) as journal:
-            assert journal.num_finished + journal.num_damaged >= 2
-            assert set(journal.records()) <= {_record(row) + b"\n" for row in (0, 2, 4)}
-            assert all(row in (0, 2, 4) for row in range(5) if row in journal)
+        elif joined >= len(rows):
+            with Journal.open(path, MANIFEST, num_rows=5) as journal:
+                assert [row for row in rows if row in journal] == rows[: line - 1]
+                for row in range(5):
+                    if row not in journal:
+                        journal.append(row, _record(row), ok=True)
+                assert len(_rows(journal)) == 5
+        else:
+            with pytest.raises(UsageError, match=rf"is damaged at byte {ends[line - 1]}, with whole records behind"):
+                Journal.open(path, MANIFEST, num_rows=5)
+            assert path.read_bytes() == damaged
+            path.write_bytes(damaged[: ends[line - 1]])  # what the message says to do
+            with Journal.open(path, MANIFEST, num_rows=5) as journal:
+                assert [row for row in rows if row in journal] == rows[: line - 1]
 
 
 @given(st.dictionaries(st.text(), st.text() | st.integers()), st.integers(0, 2**40), st.booleans())
@@ -112,17 +134,88 @@ def test_sealing_and_unsealing(record: dict[str, object], row: int, ok: bool) ->
         assert (entry.record, entry.row, entry.ok) == (data, row, ok)
 
 
-def test_other_settings_or_input_are_refused_by_name(tmp_path: Path) -> None:
+def test_other_settings_input_or_model_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "j"
     before = _fill(path, [1])
-    other = replace(MANIFEST, model="N", settings={"temperature": 0.7, "stop": ["a"], "dtype": "auto", "n": 2})
+    settings = {"temperature": 0.7, "stop": ["a"], "dtype": "auto", "n": 2}
+    other = replace(MANIFEST, model=ModelIdentity("N", "def"), settings=settings)
     with pytest.raises(UsageError) as refused:
         Journal.open(path, other, num_rows=5)
     assert "(model: was 'M', now 'N'; temperature: was 0.5, now 0.7; n: was None, now 2)" in str(refused.value)
-    with pytest.raises(UsageError, match="input fingerprint: was 'f00', now 'f01'"):
-        Journal.open(path, replace(MANIFEST, input={**MANIFEST.input, "fingerprint": "f01"}), num_rows=5)
+    for changed, reason in (
+        (replace(MANIFEST, input=Content("in.jsonl", 3, ("f01",))), "input: its content has changed"),
+        (replace(MANIFEST, model=ModelIdentity("M", "def")), "model: its files changed"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            Journal.open(path, changed, num_rows=5)
     assert path.read_bytes() == before
     with Journal.open(path, other, num_rows=5, restart=True) as journal:
+        assert journal.num_finished == 0
+
+
+def test_names_of_input_and_model_do_not_count(tmp_path: Path) -> None:
+    _fill(tmp_path / "j", [1])
+    moved = replace(MANIFEST, input=replace(MANIFEST.input, name="../in.jsonl"), model=ModelIdentity("./M", "abc"))
+    with Journal.open(tmp_path / "j", moved, num_rows=5) as journal:
+        assert journal.num_resumed == 1
+
+
+def test_an_input_that_grew_is_taken_and_noted(tmp_path: Path) -> None:
+    path, source = tmp_path / "j", tmp_path / "in.jsonl"
+
+    def resume(text: str, num_rows: int) -> int:
+        source.write_text(text)
+        manifest = replace(MANIFEST, input=file_content("in", source, may_grow=True, chunk_bytes=4))
+        with Journal.open(path, manifest, num_rows=num_rows) as journal:
+            resumed = journal.num_resumed
+            for row in range(num_rows):
+                if row not in journal:
+                    journal.append(row, _record(row), ok=True)
+            _rows(journal, num_rows)
+        return resumed
+
+    assert resume("a\nb\n", 2) == 0
+    assert resume("a\nb\nc\nd\n", 4) == 2
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match="input: changed between byte 4 and byte 8"):  # rows that came later count too
+        resume("a\nb\nc\nX\ne\n", 5)
+    with pytest.raises(UsageError, match="input: was 8 bytes, now 4"):
+        resume("a\nb\n", 2)
+    assert path.read_bytes() == before
+    assert resume("a\nb\nc\nd\ne\n", 5) == 4
+    assert path.read_bytes().count(b"pagedbatch_journal") == 3
+
+
+def test_error_rows_can_be_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    _fill(path, [0, 1, 3])
+    with Journal.open(path, MANIFEST, num_rows=5, retry_errors=True) as journal:
+        assert (journal.num_resumed, journal.num_retried, journal.num_error) == (1, 2, 0)
+        journal.append(1, _record(1), ok=True)
+    with Journal.open(path, MANIFEST, num_rows=5) as journal:
+        assert (journal.num_ok, journal.num_error) == (2, 1)
+        assert len(_rows(journal)) == 3
+
+
+def test_a_kept_journal_gives_way_to_another_run_only_when_its_output_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    _fill(path, [0, 1, 2, 3, 4])
+    other = replace(MANIFEST, settings={})
+    with pytest.raises(UsageError, match="is of another run"):
+        Journal.open(path, other, num_rows=5)
+    with Journal.open(path, MANIFEST, num_rows=5) as journal:
+        assert journal.is_complete
+        journal.mark_finished()
+        marked = path.read_bytes()
+        journal.mark_finished()
+        assert path.read_bytes() == marked
+    with Journal.open(path, MANIFEST, num_rows=5, retry_errors=True) as journal:
+        assert journal.num_finished == 3
+        journal.append(1, _record(1), ok=False)
+    with pytest.raises(UsageError, match="is of another run"):  # the retry has not ended
+        Journal.open(path, other, num_rows=5)
+    path.write_bytes(marked)
+    with Journal.open(path, other, num_rows=5) as journal:
         assert journal.num_finished == 0
 
 
@@ -138,7 +231,7 @@ def test_rows_past_a_smaller_limit_wait(tmp_path: Path) -> None:
     path = tmp_path / "j"
     _fill(path, [4, 1])
     with Journal.open(path, MANIFEST, num_rows=2) as journal:
-        assert list(journal.records()) == [_record(1) + b"\n"]
+        assert _rows(journal, 2) == [_record(1)]
         assert journal.num_finished == 1
     with Journal.open(path, MANIFEST, num_rows=5) as journal:
         assert journal.num_finished == 2
@@ -170,23 +263,10 @@ def test_a_file_that_is_no_journal_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a journal that this version can resume"):
         Journal.open(path, MANIFEST, num_rows=5)
     assert path.read_text() == "my notes\n"
-
-
-def test_a_full_disk_is_a_run_error_and_keeps_what_was_written(tmp_path: Path) -> None:
-    with open("/dev/full", "r+b", buffering=0) as full, pytest.raises(OSError, match="No space left"):
-        full.write(b"x")  # what the next lines rely on
-    path = tmp_path / "j"
-    _fill(path, [0])
-    journal = Journal.open(path, MANIFEST, num_rows=5)
-    intact = journal._file
-    journal._file = open("/dev/full", "r+b")  # noqa: SIM115 - closed by the journal
-    with pytest.raises(RunError, match=r"can't write .*: No space left on device"):
-        journal.append(1, _record(1), ok=True)
-    assert 1 not in journal
-    journal.close()
-    intact.close()
-    with Journal.open(path, MANIFEST, num_rows=5) as resumed:
-        assert list(resumed.records()) == [_record(0) + b"\n"]
+    path.write_text("my notes")
+    with pytest.raises(UsageError, match="is not a journal that this version can resume"):
+        Journal.open(path, MANIFEST, num_rows=5)
+    assert path.read_text() == "my notes"
 
 
 def test_files_are_replaced_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from pagedbatch.errors import UsageError
 from pagedbatch.job.jsonl import read_jsonl
-from pagedbatch.job.reader import open_source, survey
+from pagedbatch.job.reader import MAX_LINE_BYTES, ReadOptions, open_source, survey
 from pagedbatch.job.rows import RawRow, id_hash
 
 ROWS = [{"id": "a", "prompt": "one"}, {"id": 2, "prompt": "zwei: é中文😀\u2028\x85"}]
@@ -28,7 +28,7 @@ PLAIN = b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in
 
 
 def _read(data: bytes, **options: Any) -> list[RawRow]:
-    return list(read_jsonl(io.BytesIO(data), **options))
+    return list(read_jsonl(io.BytesIO(data), **{"max_line_bytes": MAX_LINE_BYTES, **options}))
 
 
 def _write(folder: Path, name: str, data: bytes) -> str:
@@ -38,7 +38,7 @@ def _write(folder: Path, name: str, data: bytes) -> str:
 
 
 def _fields(name: str, **options: Any) -> list[dict[str, Any]]:
-    return [dict(row.fields) for row in open_source(name, **options).rows()]
+    return [dict(row.fields) for row in open_source(name, ReadOptions(**options)).rows()]
 
 
 @pytest.mark.parametrize(
@@ -197,9 +197,9 @@ def test_a_saved_dataset(tmp_path: Path, dataset: Any) -> None:
         {"problem": "a", "meta": {"x": 1}},
         {"problem": "b", "meta": None},
     ]
-    assert open_source(str(tmp_path / "saved")).fingerprint == source.fingerprint
+    assert open_source(str(tmp_path / "saved")).content == source.content
     with pytest.raises(UsageError, match="one dataset without splits: leave --split out"):
-        open_source(str(tmp_path / "saved"), split="test")
+        open_source(str(tmp_path / "saved"), ReadOptions(split="test"))
 
 
 def test_the_splits_of_a_saved_dataset(tmp_path: Path, dataset: Any) -> None:
@@ -210,7 +210,7 @@ def test_the_splits_of_a_saved_dataset(tmp_path: Path, dataset: Any) -> None:
     with pytest.raises(UsageError, match="has the splits test, train: choose one with --split"):
         open_source(str(tmp_path / "saved"))
     with pytest.raises(UsageError, match="has no split 'dev'; its splits are test, train"):
-        open_source(str(tmp_path / "saved"), split="dev")
+        open_source(str(tmp_path / "saved"), ReadOptions(split="dev"))
 
 
 @pytest.mark.parametrize("kind", ["json", "parquet"])
@@ -228,7 +228,7 @@ def test_a_folder_of_data_files(tmp_path: Path, dataset: Any, kind: str, monkeyp
     with pytest.raises(UsageError, match="has the splits"):
         open_source(str(folder))
     with pytest.raises(UsageError, match="has no split 'dev'; its splits are"):
-        open_source(str(folder), split="dev")
+        open_source(str(folder), ReadOptions(split="dev"))
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
@@ -239,9 +239,9 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         open_source(str(tmp_path))
     name = _write(tmp_path, "in.jsonl", PLAIN)
     with pytest.raises(UsageError, match="--split is for datasets"):
-        open_source(name, split="train")
+        open_source(name, ReadOptions(split="train"))
     with pytest.raises(UsageError, match="--subset is for datasets"):
-        open_source(name, subset="main")
+        open_source(name, ReadOptions(subset="main"))
 
 
 def _survey(tmp_path: Path, ids: list[Any], *, allow: bool = False, limit: int | None = None) -> Any:
@@ -288,9 +288,9 @@ def test_equal_hashes_of_different_ids_are_no_duplicates(tmp_path: Path, monkeyp
 
 
 def test_the_fingerprint_is_that_of_the_content(tmp_path: Path) -> None:
-    one = open_source(_write(tmp_path, "one.jsonl", PLAIN)).fingerprint
-    assert open_source(_write(tmp_path, "two.jsonl", PLAIN)).fingerprint == one
-    assert open_source(_write(tmp_path, "one.jsonl", PLAIN.replace(b"one", b"two"))).fingerprint != one
+    one = open_source(_write(tmp_path, "one.jsonl", PLAIN)).content.chunks
+    assert open_source(_write(tmp_path, "two.jsonl", PLAIN)).content.chunks == one
+    assert open_source(_write(tmp_path, "one.jsonl", PLAIN.replace(b"one", b"two"))).content.chunks != one
 
 
 def test_damage_inside_a_table(tmp_path: Path) -> None:

@@ -21,6 +21,12 @@ _output = partial(typer.Option, rich_help_panel="Output", show_default=False)
 
 _INPUT_HELP = ".jsonl, .jsonl.gz, .jsonl.zst, .csv, .parquet, - for stdin, a dataset's folder, or a Hub dataset."
 _TEMPLATE_HELP = r"A prompt made from columns: 'Q: {question}\nA:'. \n and \t are understood."
+_STREAMING_HELP = "Read a dataset without downloading the whole; --limit then reads no more than it needs."
+_LINE_HELP = "A longer line is an error row. (default: 64MiB)"
+_STRICT_HELP = "If any row can't be answered, list them all and stop before the weights are loaded."
+_OUTPUT_HELP = "Records in input order, as JSONL; as Parquet if the name ends in .parquet; - for stdout."
+_KEEP_HELP = "Columns to carry into the records, as a,b.c or repeated; * for all."
+_RETRY_HELP = "Run rows again that ended as errors."
 _SYSTEM_HELP = "Move system messages into the first user message, for templates that refuse them."
 _BOS_HELP = "Put BOS before text prompts, or don't. (default: the tokenizer's way, and never a second one)"
 _TRUNCATE_HELP = (
@@ -57,6 +63,7 @@ def run(
     recipe: Annotated[str | None, _input(help="TOML file with any of these settings.")] = None,
     split: Annotated[str | None, _input(help="Split of a dataset.")] = None,
     subset: Annotated[str | None, _input(help="Subset of a Hub dataset.")] = None,
+    streaming: Annotated[bool | None, _input("--streaming", help=_STREAMING_HELP)] = None,
     prompt_column: Annotated[str | None, _input(help="Column that holds the prompt.")] = None,
     prompt_template: Annotated[str | None, _input(help=_TEMPLATE_HELP)] = None,
     chat: Annotated[bool | None, _input("--chat/--no-chat", help="Wrap prompts in the chat template.")] = None,
@@ -66,6 +73,8 @@ def run(
     generation_config: Annotated[str | None, _input(help=_CONFIG_HELP)] = None,
     limit: Annotated[int | None, _input(help="Run only the first N rows.")] = None,
     allow_duplicate_ids: Annotated[bool | None, _input("--allow-duplicate-ids", help="Rows may share an id.")] = None,
+    max_line_bytes: Annotated[str | None, _input(help=_LINE_HELP)] = None,
+    strict: Annotated[bool | None, _input("--strict", help=_STRICT_HELP)] = None,
     trust_remote_code: Annotated[bool | None, _input("--trust-remote-code", help="Run the model's own code.")] = None,
     n: Annotated[int | None, _generation("--n", "-n", help="Outputs a row. (default: 1)")] = None,
     best_of: Annotated[int | None, _generation(help=_BEST_OF_HELP)] = None,
@@ -112,13 +121,16 @@ def run(
     attention: Annotated[str | None, _engine(help="auto, triton, cpu or torch. (default: auto)")] = None,
     device: Annotated[str | None, _engine(help="auto, cpu or cuda. (default: auto)")] = None,
     dtype: Annotated[str | None, _engine(help="auto, float32, bfloat16 or float16. (default: auto)")] = None,
-    output: Annotated[str | None, _output("--output", "-o", help="Records in input order; - for stdout.")] = None,
+    output: Annotated[str | None, _output("--output", "-o", help=_OUTPUT_HELP)] = None,
+    keep: Annotated[list[str] | None, _output(help=_KEEP_HELP)] = None,
+    retry_errors: Annotated[bool | None, _output("--retry-errors", help=_RETRY_HELP)] = None,
     restart: Annotated[bool | None, _output("--restart", help="Begin anew, whatever an earlier run left.")] = None,
 ) -> int:
     """Answer every row of INPUT. The same command again resumes a run that was cut off."""
     given: dict[str, Any] = {name: value for name, value in locals().items() if name != "recipe"}
     given["stop"] = [_unescape(text) for text in stop] if stop else None
     given["bad_words"] = [_unescape(text) for text in bad_words] if bad_words else None
+    given["keep"] = keep or None
     given["stop_token_ids"] = stop_token_ids or None
     given["allowed_token_ids"] = allowed_token_ids or None
     given["prompt_template"] = None if prompt_template is None else _unescape(prompt_template)
@@ -149,7 +161,7 @@ def run_command(given: dict[str, Any], recipe: str | None) -> int:
     summary(result.stats, console)
     if result.paths is not None:
         print(f"stats     {result.paths.stats}", file=sys.stderr)
-        if result.paths.output.exists() and not result.paths.journal.exists():
+        if result.exit_code != EXIT_INTERRUPTED:
             print(f"output    {result.paths.output}", file=sys.stderr)
     return result.exit_code
 

@@ -14,6 +14,10 @@ ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _CHUNK_BYTES = 1 << 18
 
 
+def is_compressed(magic: bytes) -> bool:
+    return magic.startswith((GZIP_MAGIC, ZSTD_MAGIC))
+
+
 def open_stream(path: Path) -> BinaryIO:
     """The file's bytes, decompressed where it is gzip or zstd.
 

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from pagedbatch.errors import PagedBatchError, RunError, UsageError
+from pagedbatch.errors import PagedBatchError, RunError
+from pagedbatch.job.checks import check_columns, check_every_row, refuse_broken
 from pagedbatch.job.constraints import ConstraintSource, read_run_constraint
+from pagedbatch.job.feeder import Preparer, ReadAhead
+from pagedbatch.job.fingerprint import model_fingerprint
+from pagedbatch.job.finish import clear_leftovers, read_stats, write_output, write_stats
 from pagedbatch.job.hub import go_offline_if_needed
 from pagedbatch.job.interrupts import EXIT_INTERRUPTED, Interrupts
-from pagedbatch.job.journal import Journal, Manifest
+from pagedbatch.job.journal import Journal, Manifest, ModelIdentity
+from pagedbatch.job.keep import KeptColumns
 from pagedbatch.job.loop import RowLoop, RowsView
-from pagedbatch.job.output import OutputPaths, output_paths, write_atomically
-from pagedbatch.job.prompts import PROMPT_FIELDS, template_fields
-from pagedbatch.job.reader import Source, Survey, open_source, survey
+from pagedbatch.job.output import OutputPaths, output_paths
+from pagedbatch.job.reader import ReadOptions, Source, Survey, open_source, survey
 from pagedbatch.job.records import RecordWriter
 from pagedbatch.job.run_stats import build_stats, describe_settings, versions
 from pagedbatch.job.settings import RunSettings
@@ -34,6 +33,7 @@ EXIT_ROWS_FAILED = 3
 #: Settings that decide what is written, beside the generation parameters. The others change only how fast.
 _RESULT_SETTINGS = (
     "split", "subset", "prompt_column", "prompt_template", "chat", "generation_config", "dtype", "trust_remote_code",
+    "keep", "max_line_bytes",
 )  # fmt: skip
 
 #: Rows inside the engine at a time, in units of `max_num_seqs`: enough that it never waits for the next one.
@@ -68,15 +68,49 @@ def run_job(settings: RunSettings, ui: Ui) -> JobResult:
     paths = output_paths(settings.output, settings.input)
     go_offline_if_needed(settings.input, settings.model)
     with Interrupts() as interrupts:
-        source = open_source(settings.input, split=settings.split, subset=settings.subset)
-        found = survey(source, limit=settings.limit, allow_duplicate_ids=settings.allow_duplicate_ids)
-        _check_columns(settings, source, found)
+        source = open_source(settings.input, read_options(settings))
+        found = survey(
+            source,
+            limit=settings.limit,
+            allow_duplicate_ids=settings.allow_duplicate_ids,
+            on_broken=ui.notice if settings.strict else None,
+        )
+        if settings.strict:
+            refuse_broken(found.num_broken, found.num_rows)
+        check_columns(settings, source, found)
         constraint = read_run_constraint(settings)
+        text = open_text_side(settings, constraint, ui.notice)
+        preparer = Preparer(text.prompts, KeptColumns(settings.keep))
+        if settings.strict:
+            check_every_row(source, found, preparer, ui.notice)
         with _open_journal(settings, source, found, paths, constraint) as journal:
+            clear_leftovers(paths)
             _tell_resumed(journal, found, ui)
-            text = open_text_side(settings, constraint, ui.notice)
+            if journal.is_complete and journal.num_resumed and paths is not None:
+                stats = read_stats(paths, journal)
+                if stats is not None:
+                    return _finish(paths, journal, stats, ui)
             device = open_device_side(settings, text)
-            return _Run(settings, source, found, paths, journal, text, device, began).run(ui, interrupts)
+            return _Run(settings, source, found, paths, journal, text, preparer, device, began).run(ui, interrupts)
+
+
+def read_options(settings: RunSettings) -> ReadOptions:
+    """How the settings ask for the input to be read."""
+    return ReadOptions(
+        split=settings.split,
+        subset=settings.subset,
+        streaming=settings.streaming,
+        max_line_bytes=settings.max_line_bytes,
+        limit=settings.limit,
+    )
+
+
+def _finish(paths: OutputPaths | None, journal: Journal, stats: dict[str, Any], ui: Ui) -> JobResult:
+    """Writes the output of a run whose rows are all finished and whose stats are written."""
+    write_output(paths, journal)  # last: while the journal is there, everything can be done again
+    if journal.num_error and paths is not None:
+        ui.notice(f"{journal.num_error} rows are errors: the same command with --retry-errors runs these again")
+    return JobResult(EXIT_ROWS_FAILED if journal.num_error else 0, stats, paths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +123,7 @@ class _Run:
     paths: OutputPaths | None
     journal: Journal
     text: TextSide
+    preparer: Preparer
     device: DeviceSide
     began: float
 
@@ -100,33 +135,43 @@ class _Run:
             max_num_seqs=self.settings.max_num_seqs,
         )
         interrupts.deferred = True
-        with ui.open_view(self.found.num_rows, self.journal.num_resumed) as view:
+        window = _WINDOW * self.settings.max_num_seqs
+        unfinished = (row for row in self.source.rows(self.found.num_rows) if row.index not in self.journal)
+        with (
+            ui.open_view(self.found.num_rows, self.journal.num_resumed) as view,
+            ReadAhead(map(self.preparer.prepare, unfinished), window) as rows,
+        ):
             loop = RowLoop(
-                rows=self.source.rows(self.settings.limit),
+                rows=iter(rows),
                 engine=self.device.engine,
-                prompts=self.text.prompts,
                 records=RecordWriter(self.text.tokenizer),
                 journal=self.journal,
                 account=account,
                 view=view,
                 interrupts=interrupts,
-                model=self.settings.model,
-                window=_WINDOW * self.settings.max_num_seqs,
+                batch_model=None if self.paths is not None and self.paths.is_parquet else self.settings.model,
+                window=window,
             )
             try:
                 loop.run()
+                if not self.journal.is_complete and not interrupts.requested:
+                    raise RunError(f"{self.source.name} holds fewer rows than when the run began: it was changed")
             except PagedBatchError:
                 with suppress(RunError):
-                    self._write_stats(self._stats(loop, account))
+                    write_stats(self.paths, self._stats(loop, account))
                 ui.notice(self._resume_hint())
                 raise
         stats = self._stats(loop, account)
-        self._write_stats(stats)
-        if self.journal.num_finished < self.found.num_rows:
-            ui.notice(f"interrupted: {self._resume_hint()}")
-            return JobResult(EXIT_INTERRUPTED, stats, self.paths)
-        self._write_output()  # last: while the journal is there, everything can be done again
-        return JobResult(EXIT_ROWS_FAILED if self.journal.num_error else 0, stats, self.paths)
+        try:
+            write_stats(self.paths, stats)
+            if self.journal.is_complete:
+                return _finish(self.paths, self.journal, stats, ui)
+            self.journal.sync()
+        except RunError:
+            ui.notice(self._resume_hint())
+            raise
+        ui.notice(f"interrupted: {self._resume_hint()}")
+        return JobResult(EXIT_INTERRUPTED, stats, self.paths)
 
     def _stats(self, loop: RowLoop, account: MemoryAccount) -> dict[str, Any]:
         account.close(self.device.engine.pool_counts())
@@ -151,20 +196,6 @@ class _Run:
             account=account,
         )
 
-    def _write_output(self) -> None:
-        """Writes every record in input order, then ends the journal."""
-        if self.paths is not None:
-            write_atomically(self.paths.output, self.journal.records())
-        else:
-            sys.stdout.buffer.writelines(self.journal.records())
-            sys.stdout.buffer.flush()
-        self.journal.remove()
-
-    def _write_stats(self, stats: dict[str, Any]) -> None:
-        if self.paths is not None:
-            text = json.dumps(stats, indent=2, ensure_ascii=False, allow_nan=False)
-            write_atomically(self.paths.stats, [text.encode(), b"\n"])
-
     def _resume_hint(self) -> str:
         finished = f"{self.journal.num_finished} of {self.found.num_rows} rows are finished"
         if self.paths is None:
@@ -172,51 +203,32 @@ class _Run:
         return f"{finished} and kept in {self.paths.journal}: the same command goes on from there"
 
 
-def _check_columns(settings: RunSettings, source: Source, found: Survey) -> None:
-    """Refuses a run in which no row has what prompts are made of. Single rows without it are error rows."""
-    if not found.columns:
-        return
-    place = f"{source.name}, split {settings.split}," if settings.split else source.name
-    listed = ", ".join(found.columns)
-    if settings.prompt_column is not None:
-        setting = "--prompt-column"
-        wanted: tuple[str, ...] = (settings.prompt_column,)
-    elif settings.prompt_template is not None:
-        setting = "--prompt-template"
-        wanted = template_fields(settings.prompt_template)
-    elif not any(name in found.columns for name in (*PROMPT_FIELDS, "custom_id", "body")):
-        raise UsageError(
-            f"{place} has no column prompt, messages or prompt_token_ids: "
-            f"choose one with --prompt-column; its columns are {listed}"
-        )
-    else:
-        return
-    for name in wanted:
-        if name not in found.columns and name.partition(".")[0] not in found.columns:
-            raise UsageError(f"{setting}: {place} has no column {name!r}; its columns are {listed}")
-
-
 def _open_journal(
     settings: RunSettings, source: Source, found: Survey, paths: OutputPaths | None, constraint: ConstraintSource | None
 ) -> Journal:
-    model = os.path.realpath(settings.model) if Path(settings.model).exists() else settings.model
     params = asdict(resolve({}, settings.generation))
     manifest = Manifest(
-        input={"name": source.name, "fingerprint": source.fingerprint},
-        model=model,
+        input=source.content,
+        model=ModelIdentity(settings.model, model_fingerprint(settings.model)),
         settings={name: getattr(settings, name) for name in _RESULT_SETTINGS}
         | {name: params[name] for name in settings.generation}
         | ({} if constraint is None else {"constraint": constraint.fingerprint}),
         versions=versions(),
     )
     if paths is None:
-        return Journal.temporary(tempfile.TemporaryFile(), manifest, num_rows=found.num_rows)
-    return Journal.open(paths.journal, manifest, num_rows=found.num_rows, restart=settings.restart)
+        return Journal.temporary(manifest, num_rows=found.num_rows)
+    return Journal.open(
+        paths.journal,
+        manifest,
+        num_rows=found.num_rows,
+        restart=settings.restart,
+        retry_errors=settings.retry_errors,
+    )
 
 
 def _tell_resumed(journal: Journal, found: Survey, ui: Ui) -> None:
-    if journal.num_damaged:
-        ui.notice(f"{journal.num_damaged} damaged lines of the journal don't count: their rows run again")
+    if journal.num_retried:
+        ui.notice(f"{journal.num_retried} error rows run again")
     if journal.num_resumed:
         ui.notice(f"resuming: {journal.num_resumed} of {found.num_rows} rows are finished already")
         mine = versions()

@@ -5,8 +5,13 @@ completion order, to whose JSON object one key is added at the end:
 
     {"id": "a", ..., "error": null, "journal": {"row": 0, "ok": true, "crc32": "89abcdef"}}
 
-The checksum covers the record, the row number and `ok`. A line that was cut by a kill, or damaged, counts as not
-written: its row runs again. The journal is locked while it is open, so that two runs can't share an output.
+The checksum covers the record, the row number and `ok`. Of two lines of one row the later counts, so that a row can be
+done again. Where the input has grown, a manifest that says so stands among the records (its row is -1). A journal kept
+for its error rows after the output was written ends in a mark that says so (row -2).
+
+Lines at the end that are cut or damaged were being written when the run was killed: they are cut off and their rows run
+again. A damaged line with whole ones behind it is another matter, the disk's or somebody's: the journal is refused.
+The journal is locked while it is open, so that two runs can't share an output.
 """
 
 from __future__ import annotations
@@ -14,56 +19,81 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import tempfile
 import time
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 from pagedbatch.errors import RunError, UsageError
+from pagedbatch.job.durable import sync_folder, write_at
+from pagedbatch.job.fingerprint import Content
 
-FORMAT = 1
+FORMAT = 2
+#: A power cut loses no more than this: so long, or so many rows, may stand written and not yet on the disk.
 _SYNC_SECONDS = 1.0
+_SYNC_ROWS = 10_000
+_READ_BYTES = 1 << 12
+_BEGINNING = b'{"pagedbatch_journal": '
 _TRAILER = b', "journal": '
+_MANIFEST_ROW = -1
+_FINISHED_ROW = -2
+_ADVICE = "pass --restart to begin anew, or choose another --output"
+_NOT_FINISHED, _OK, _ERROR = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """The model as it was named, and what its files say; the latter counts."""
+
+    name: str
+    fingerprint: str
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """What the results of a run depend on, and for the record the versions that made them.
 
-    Two runs whose manifests differ in anything but `versions` don't share a journal.
+    Two runs whose manifests differ in anything but `versions`, or in rows added to the input, don't share a journal.
     """
 
-    input: Mapping[str, Any]
-    model: str
+    input: Content
+    model: ModelIdentity
     settings: Mapping[str, Any]
     versions: Mapping[str, str]
 
+    def stored(self) -> dict[str, Any]:
+        return {
+            "pagedbatch_journal": FORMAT,
+            "input": self.input.stored(),
+            "model": {"name": self.model.name, "fingerprint": self.model.fingerprint},
+            "settings": json.loads(json.dumps(dict(self.settings))),
+            "versions": dict(self.versions),
+        }
+
     def encode(self) -> bytes:
-        record = json.dumps({"pagedbatch_journal": FORMAT, **asdict(self)}, ensure_ascii=False).encode()
-        return seal(record, row=-1, ok=True)
+        return seal(json.dumps(self.stored(), ensure_ascii=False).encode(), row=_MANIFEST_ROW, ok=True)
 
     def differences(self, stored: Mapping[str, Any]) -> list[str]:
-        """What differs from a stored manifest, each as `name: was X, now Y`."""
-        mine = json.loads(json.dumps(asdict(self)))
-        return [
-            f"{name}: was {was!r}, now {now!r}"
-            for part in ("input", "model", "settings")
-            for name, was, now in _compare(part, stored.get(part), mine[part])
-        ]
-
-
-def _compare(part: str, was: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
-    if not (isinstance(was, dict) and isinstance(now, dict)):
-        if was != now:
-            yield part, was, now
-        return
-    for name in dict.fromkeys([*was, *now]):
-        if was.get(name) != now.get(name):
-            yield name if part == "settings" else f"{part} {name}", was.get(name), now.get(name)
+        """What differs from a stored manifest, in words."""
+        mine = self.stored()
+        found = [self.input.change_since(stored["input"])]
+        was = stored["model"]
+        if was["fingerprint"] != self.model.fingerprint:
+            renamed = was["name"] != self.model.name
+            found.append(
+                f"model: was {was['name']!r}, now {self.model.name!r}" if renamed else "model: its files changed"
+            )
+        for name in dict.fromkeys([*stored["settings"], *mine["settings"]]):
+            old, new = stored["settings"].get(name), mine["settings"].get(name)
+            if old != new:
+                found.append(f"{name}: was {old!r}, now {new!r}")
+        return [difference for difference in found if difference is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +107,9 @@ class Entry:
 
 def seal(record: bytes, *, row: int, ok: bool) -> bytes:
     """A journal line, with its line end, from the bytes of a JSON object."""
-    trailer = json.dumps({"row": row, "ok": ok, "crc32": _checksum(record, row, ok)})
-    return b"".join((record[:-1], _TRAILER, trailer.encode(), b"}\n"))
+    word = b"true" if ok else b"false"
+    checksum = _checksum(record, row, ok)
+    return b'%b%b{"row": %d, "ok": %b, "crc32": "%08x"}}\n' % (record[:-1], _TRAILER, row, word, checksum)
 
 
 def unseal(line: bytes) -> Entry | None:
@@ -90,57 +121,78 @@ def unseal(line: bytes) -> Entry | None:
     try:
         trailer = json.loads(rest[:-2])
         row, ok, checksum = trailer["row"], trailer["ok"], trailer["crc32"]
+        whole = checksum == f"{_checksum(record, row, ok):08x}"
     except (ValueError, KeyError, TypeError):
         return None
-    return Entry(record, row, ok) if checksum == _checksum(record, row, ok) else None
+    return Entry(record, row, ok) if whole else None
 
 
-def _checksum(record: bytes, row: int, ok: bool) -> str:
-    return f"{zlib.crc32(f'{row} {ok}'.encode(), zlib.crc32(record)):08x}"
+def _checksum(record: bytes, row: int, ok: bool) -> int:
+    return zlib.crc32(b"%d %d" % (row, ok), zlib.crc32(record))
 
 
 class Journal:
-    """An open, locked journal. `num_ok` and `num_error` count its rows, `num_resumed` those found at the start."""
+    """An open, locked journal. `num_ok` and `num_error` count its rows, `num_resumed` those found at the start.
 
-    def __init__(self, file: BinaryIO, path: Path | None) -> None:
-        self._file = file
+    Memory: nine bytes a row.
+    """
+
+    def __init__(self, descriptor: int, path: Path | None, num_rows: int) -> None:
+        self._descriptor = descriptor
         self._path = path
-        self._offsets = array("q")  #: where each row's line begins; 0, the manifest's place, means: not finished
+        self._end = 0
+        self._offsets = array("q", bytes(8 * num_rows))
+        self._states = bytearray(num_rows)
+        self._num_unsynced = 0
         self._synced_at = time.monotonic()
+        self._syncer = ThreadPoolExecutor(1, "journal-sync")
+        self._syncing: Future[None] | None = None
         self._is_new = False
+        self._is_finished = False
         self.num_ok = 0
         self.num_error = 0
         self.num_resumed = 0
-        self.num_damaged = 0
+        self.num_retried = 0
         self.stored_versions: Mapping[str, str] = {}
 
     @classmethod
-    def open(cls, path: Path, manifest: Manifest, *, num_rows: int, restart: bool = False) -> Journal:
+    def open(
+        cls, path: Path, manifest: Manifest, *, num_rows: int, restart: bool = False, retry_errors: bool = False
+    ) -> Journal:
         """Opens the journal at `path`, and takes up what a run with the same manifest left there.
 
-        Rows past `num_rows` stay in the journal and are left out of everything else.
+        Rows past `num_rows` stay in the journal and are left out of everything else. `retry_errors` takes error rows
+        for not finished.
 
         Raises:
-            UsageError: another run has it open, it can't be written, or it belongs to other settings or input.
+            UsageError: another run has it open, it can't be written, it is damaged, or it belongs to other settings.
         """
-        file = _open_locked(path)
-        journal = cls(file, path)
+        journal = cls(_open_locked(path), path, num_rows)
         try:
-            journal._offsets = array("q", bytes(8 * num_rows))
             if restart:
-                file.truncate(0)
-            journal._take_up(manifest)
-        except BaseException:
-            file.close()
+                os.ftruncate(journal._descriptor, 0)
+            journal._take_up(manifest, retry_errors)
+            sync_folder(path.parent)
+        except BaseException as error:
+            journal.close()
+            if isinstance(error, OSError):
+                raise UsageError(f"can't write {path}: {error.strerror}") from error
             raise
         return journal
 
     @classmethod
-    def temporary(cls, file: BinaryIO, manifest: Manifest, *, num_rows: int) -> Journal:
-        """A journal in a temporary file, for a run without an output path: nothing to resume."""
-        journal = cls(file, None)
-        journal._offsets = array("q", bytes(8 * num_rows))
-        journal._take_up(manifest)
+    def temporary(cls, manifest: Manifest, *, num_rows: int) -> Journal:
+        """A journal in a temporary file, for a run without an output path: nothing to resume.
+
+        Raises:
+            UsageError: there is no room for one.
+        """
+        try:
+            with tempfile.TemporaryFile(prefix="pagedbatch-journal-") as file:
+                journal = cls(os.dup(file.fileno()), None, num_rows)
+            journal._begin(manifest)
+        except OSError as error:
+            raise UsageError(f"can't write to {tempfile.gettempdir()}: {error.strerror} (TMPDIR chooses)") from error
         return journal
 
     def __enter__(self) -> Self:
@@ -150,121 +202,230 @@ class Journal:
         self.close()
 
     def __contains__(self, row: int) -> bool:
-        return self._offsets[row] != 0
+        return self._states[row] != _NOT_FINISHED
 
     @property
     def num_finished(self) -> int:
         return self.num_ok + self.num_error
 
+    @property
+    def is_complete(self) -> bool:
+        return self.num_finished == len(self._states)
+
     def append(self, row: int, record: bytes, *, ok: bool) -> None:
         """Adds a finished row. When this returns, a kill of the process can't lose it; a power cut can lose a second.
 
         Raises:
-            RunError: the disk is full or fails.
+            RunError: the disk is full or fails. No line is left half written, if the disk allows that much.
         """
+        offset = self._end
+        self._is_finished = False
         try:
-            offset = self._file.seek(0, os.SEEK_END)
-            self._file.write(seal(record, row=row, ok=ok))
-            self._file.flush()
-            if time.monotonic() - self._synced_at >= _SYNC_SECONDS:
-                self.sync()
+            self._write(seal(record, row=row, ok=ok))
+            self._num_unsynced += 1
+            if self._num_unsynced >= _SYNC_ROWS or time.monotonic() - self._synced_at >= _SYNC_SECONDS:
+                self._sync_behind()
         except OSError as error:
-            raise RunError(f"can't write {self._path or 'the temporary journal'}: {error.strerror}") from error
+            raise self._broken(error) from error
         self._enter(row, offset, ok)
 
     def sync(self) -> None:
-        """Waits until everything written is on the disk."""
-        os.fsync(self._file.fileno())
-        self._synced_at = time.monotonic()
+        """Waits until everything written is on the disk.
+
+        Raises:
+            RunError: the disk fails.
+        """
+        try:
+            if self._syncing is not None:
+                self._syncing.result()
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise self._broken(error) from error
 
     def records(self) -> Iterator[bytes]:
-        """The finished rows' records in input order, each as a line of the output.
+        """The finished rows' records in input order.
 
         Raises:
             RunError: a line that was whole before is not any more.
         """
-        for row, offset in enumerate(self._offsets):
-            if not offset:
+        for row, state in enumerate(self._states):
+            if state == _NOT_FINISHED:
                 continue
-            self._file.seek(offset)
-            entry = unseal(self._file.readline())
+            entry = unseal(self._line_at(self._offsets[row]))
             if entry is None or entry.row != row:
-                raise RunError(f"{self._path or 'the temporary journal'}: the line of row {row} is damaged: run again")
-            yield entry.record + b"\n"
+                raise RunError(f"{self._name}: the line of row {row} is damaged: run again")
+            yield entry.record
 
     def close(self) -> None:
         """Unlocks. A journal that is as empty as it was made is removed, any other is kept."""
-        if self._file.closed:
-            return
-        with suppress(OSError):  # a failed write was reported when it failed
-            if self._path is not None and self._is_new and not self.num_finished:
+        if self._path is not None and self._is_new and not self.num_finished and self._descriptor >= 0:
+            with suppress(OSError):
                 self._path.unlink(missing_ok=True)
-            else:
-                self.sync()
-        with suppress(OSError):
-            self._file.close()
+        self._release()
+
+    def mark_finished(self) -> None:
+        """Notes that the output is written, and keeps the journal, for its error rows.
+
+        A run with other settings or another input may from now on replace it, as it may replace the output.
+        """
+        if self._is_finished:
+            return
+        with suppress(OSError):  # without the mark the next run is only asked for --restart
+            self._write(seal(b'{"finished": true}', row=_FINISHED_ROW, ok=True))
+            self._is_finished = True
+            os.fsync(self._descriptor)
 
     def remove(self) -> None:
         """Ends the journal's life: the output is written."""
         if self._path is not None:
-            self._path.unlink(missing_ok=True)
-        self._file.close()
+            with suppress(OSError):  # what is left over makes the next run write the same output again
+                self._path.unlink(missing_ok=True)
+        self._release()
 
-    def _take_up(self, manifest: Manifest) -> None:
-        self._file.seek(0)
-        first = self._file.readline()
-        if not first.endswith(b"\n"):  # new, or killed before its first line was whole
-            self._file.seek(0)
-            self._file.truncate()
-            self._file.write(manifest.encode())
-            self._file.flush()
-            self.sync()
-            self._is_new = True
+    @property
+    def _name(self) -> str:
+        return "the temporary journal" if self._path is None else str(self._path)
+
+    def _broken(self, error: OSError) -> RunError:
+        return RunError(f"can't write {self._name}: {error.strerror or error}")
+
+    def _release(self) -> None:
+        self._syncer.shutdown()
+        if self._descriptor >= 0:
+            with suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _write(self, line: bytes) -> None:
+        try:
+            write_at(self._descriptor, line, self._end)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, self._end)
+            raise
+        self._end += len(line)
+
+    def _sync_behind(self) -> None:
+        """Lets a thread wait for the disk, so that no step does; what it met is raised when the next one is due."""
+        if self._syncing is not None:
+            if not self._syncing.done():
+                return
+            self._syncing.result()
+        self._num_unsynced = 0
+        self._synced_at = time.monotonic()
+        self._syncing = self._syncer.submit(os.fsync, self._descriptor)
+
+    def _line_at(self, offset: int) -> bytes:
+        size = _READ_BYTES
+        while True:
+            data = os.pread(self._descriptor, size, offset)
+            end = data.find(b"\n") + 1
+            if end or len(data) < size:
+                return data[:end]
+            size *= 4
+
+    # --- taking up what an earlier run left ----------------------------------------------------------------------
+
+    def _begin(self, manifest: Manifest) -> None:
+        self._is_new, self._is_finished = True, False
+        self._end = 0
+        os.ftruncate(self._descriptor, 0)
+        self._write(manifest.encode())
+        os.fsync(self._descriptor)
+
+    def _take_up(self, manifest: Manifest, retry_errors: bool) -> None:
+        lines = self._lines()
+        _, first, entry = next(lines, (0, b"", None))
+        if not first.endswith(b"\n") and _BEGINNING.startswith(first[: len(_BEGINNING)]):
+            # new, or killed before its first line was whole
+            self._begin(manifest)
             return
-        self._check_manifest(first, manifest)
-        end = offset = len(first)
-        for line in self._file:
-            entry = unseal(line)
-            if entry is not None and entry.row >= 0:
-                if entry.row < len(self._offsets):
+        stored = self._read_manifest(entry)
+        self._end = len(first)
+        torn: int | None = None
+        for offset, line, entry in lines:
+            if entry is None:
+                torn = offset if torn is None else torn
+            elif torn is not None:
+                raise UsageError(self._damage_message(torn))
+            else:
+                self._end = offset + len(line)
+                self._is_finished = entry.row == _FINISHED_ROW
+                if entry.row == _MANIFEST_ROW:
+                    stored = self._read_manifest(entry)
+                elif 0 <= entry.row < len(self._states):
                     self._enter(entry.row, offset, entry.ok)
-            elif line.endswith(b"\n"):
-                self.num_damaged += 1
-            offset += len(line)
-            end = offset if line.endswith(b"\n") else end
-        self._file.truncate(end)
+        differences = manifest.differences(stored)
+        if differences and self._is_finished:
+            self._forget(range(len(self._states)))
+            self._begin(manifest)
+            return
+        if differences:
+            raise UsageError(f"{self._path} is of another run ({'; '.join(differences)}): {_ADVICE}")
+        self.stored_versions = stored["versions"]
+        os.ftruncate(self._descriptor, self._end)
+        if stored["input"] != manifest.input.stored():
+            self._write(manifest.encode())
+        os.fsync(self._descriptor)
+        if retry_errors:
+            self.num_retried = self.num_error
+            self._forget(row for row, state in enumerate(self._states) if state == _ERROR)
         self.num_resumed = self.num_finished
 
-    def _check_manifest(self, line: bytes, manifest: Manifest) -> None:
-        advice = "pass --restart to begin anew, or choose another --output"
-        entry = unseal(line)
-        stored = {} if entry is None else json.loads(entry.record)
+    def _lines(self) -> Iterator[tuple[int, bytes, Entry | None]]:
+        offset = 0
+        with open(self._descriptor, "rb", closefd=False) as file:
+            file.seek(0)
+            for line in file:
+                yield offset, line, unseal(line)
+                offset += len(line)
+
+    def _damage_message(self, offset: int) -> str:
+        return (
+            f"{self._path} is damaged at byte {offset}, with whole records behind it: `truncate -s {offset} "
+            f"{self._path}` keeps the {self.num_finished} rows before it and the same command goes on from there; "
+            "--restart begins anew"
+        )
+
+    def _read_manifest(self, entry: Entry | None) -> dict[str, Any]:
+        stored: dict[str, Any] = {}
+        if entry is not None and entry.row == _MANIFEST_ROW:
+            with suppress(ValueError):
+                stored = json.loads(entry.record)
         if stored.get("pagedbatch_journal") != FORMAT:
-            raise UsageError(f"{self._path} is not a journal that this version can resume: {advice}")
-        differences = manifest.differences(stored)
-        if differences:
-            raise UsageError(f"{self._path} is of another run ({'; '.join(differences)}): {advice}")
-        self.stored_versions = stored.get("versions", {})
+            raise UsageError(f"{self._path} is not a journal that this version can resume: {_ADVICE}")
+        return stored
 
     def _enter(self, row: int, offset: int, ok: bool) -> None:
-        if not self._offsets[row]:
-            self.num_ok += ok
-            self.num_error += not ok
+        self._set_state(row, _OK if ok else _ERROR)
         self._offsets[row] = offset
 
+    def _forget(self, rows: Iterable[int]) -> None:
+        for row in rows:
+            self._set_state(row, _NOT_FINISHED)
 
-def _open_locked(path: Path) -> BinaryIO:
+    def _set_state(self, row: int, state: int) -> None:
+        before = self._states[row]
+        self.num_ok += (state == _OK) - (before == _OK)
+        self.num_error += (state == _ERROR) - (before == _ERROR)
+        self._states[row] = state
+
+
+def _open_locked(path: Path) -> int:
     """Opens and locks `path`. Locking again when the file was replaced meanwhile: its owner removes it at the end."""
     while True:
         try:
-            file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b")
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise UsageError(f"can't write {path}: {error.strerror}") from None
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise UsageError(f"{path} is in use: another run writes the same output") from None
-        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
-            return file
-        file.close()
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                raise UsageError(f"{path} is in use: another run writes the same output") from None
+            raise UsageError(f"{path} can't be locked: {error.strerror}") from None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        os.close(descriptor)

@@ -9,28 +9,34 @@ import codecs
 import csv
 import io
 import json
+import math
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO, NoReturn
 
 from pagedbatch.errors import UsageError
+from pagedbatch.job.messages import short
 from pagedbatch.job.rows import RawRow, RowId
 from pagedbatch.params import READERS
 
-MAX_LINE_BYTES = 64 * 2**20
+_WHITE_SPACE = b" \t\r\n"  # JSON's; what else looks blank, such as a vertical tab, is part of a record
+_SKIP_BYTES = 1 << 16
+_MOST_NESTED = 100
 
 #: What a cut or damaged compressed file raises while it is read.
 STREAM_ERRORS = (EOFError, OSError, zlib.error)
 
+_READABLE_BYTES = 4096
 _READABLE_ID = re.compile(rb'\{\s*"(?:custom_)?id"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d{1,18})\s*[,}]')
 
 #: CSV cells of these columns hold JSON values; all others are text.
 _TYPED_COLUMNS = frozenset(READERS) - {"stop"} | {"messages", "prompt_token_ids", "priority"}
 
 
-def read_jsonl(stream: BinaryIO, *, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[RawRow]:
+def read_jsonl(stream: BinaryIO, *, max_line_bytes: int) -> Iterator[RawRow]:
     """The rows of a JSON Lines stream. Blank lines are none; a broken line is an error row and the reading goes on."""
     number = 0
     while True:
@@ -38,38 +44,50 @@ def read_jsonl(stream: BinaryIO, *, max_line_bytes: int = MAX_LINE_BYTES) -> Ite
             raw = stream.readline(max_line_bytes + 1)
             if not raw:
                 return
-            number += 1
             whole = len(raw) <= max_line_bytes or raw.endswith(b"\n")
             if not whole:
-                _skip_line(stream, max_line_bytes)
+                raw = raw[:_READABLE_BYTES]
+                _skip_line(stream)
         except STREAM_ERRORS as error:
             yield RawRow(line=number + 1, error=f"the input breaks off here: {error}")
             return
+        number += 1
         if number == 1:
             raw = raw.removeprefix(codecs.BOM_UTF8)
         if not whole:
-            yield _broken(raw, number, f"longer than {max_line_bytes} bytes")
-        elif raw.strip():
+            yield _broken(raw, number, f"longer than {max_line_bytes} bytes (--max-line-bytes)")
+        elif raw.strip(_WHITE_SPACE):
             yield _parse_line(raw, number)
 
 
-def _skip_line(stream: BinaryIO, chunk_bytes: int) -> None:
-    while (chunk := stream.readline(chunk_bytes)) and not chunk.endswith(b"\n"):
+def _skip_line(stream: BinaryIO) -> None:
+    while (chunk := stream.readline(_SKIP_BYTES)) and not chunk.endswith(b"\n"):
         pass
 
 
 def _parse_line(raw: bytes, number: int) -> RawRow:
     try:
-        fields = json.loads(raw.strip().decode("utf-8"), parse_constant=_refuse_constant)
+        fields = _DECODER.decode(raw.strip(_WHITE_SPACE).decode("utf-8"))
     except UnicodeDecodeError as error:
         return _broken(raw, number, f"byte {error.start + 1} is not UTF-8")
     except json.JSONDecodeError as error:
         return _broken(raw, number, f"malformed JSON: {error.msg} at column {error.colno}")
     except (ValueError, RecursionError) as error:
         return _broken(raw, number, f"malformed JSON: {error}")
+    if raw.count(b"[") + raw.count(b"{") > _MOST_NESTED and not _is_flat(fields):
+        return _broken(raw, number, f"nested more than {_MOST_NESTED} deep")
     if not isinstance(fields, dict):
         return RawRow(line=number, error=f"a row must be a JSON object, got {_kind(fields)}")
     return RawRow(fields, line=number)
+
+
+def _is_flat(value: Any) -> bool:
+    """Whether no value lies more than `_MOST_NESTED` deep, so that whatever walks it has room."""
+    level = [value]
+    for _ in range(_MOST_NESTED + 1):
+        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, (dict, list))]
+        level = [item for items in inner for item in items]
+    return not level
 
 
 def _broken(raw: bytes, number: int, reason: str) -> RawRow:
@@ -77,7 +95,7 @@ def _broken(raw: bytes, number: int, reason: str) -> RawRow:
 
 
 def _readable_id(raw: bytes) -> RowId | None:
-    match = _READABLE_ID.match(raw[:4096].lstrip())
+    match = _READABLE_ID.match(raw[:_READABLE_BYTES].lstrip(_WHITE_SPACE))
     if match is None:
         return None
     with suppress(ValueError):
@@ -91,6 +109,25 @@ def _readable_id(raw: bytes) -> RowId | None:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is too large for a number")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; one whose keys stand twice means different things to different readers."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {short(twice)} stands twice")
+    return fields
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse_constant)
 
 
 def _kind(value: Any) -> str:
@@ -111,14 +148,14 @@ def csv_columns(stream: BinaryIO) -> list[str]:
             raise UsageError(f"the header of the CSV file can't be read: {error}") from None
 
 
-def read_csv(stream: BinaryIO) -> Iterator[RawRow]:
+def read_csv(stream: BinaryIO, *, max_line_bytes: int) -> Iterator[RawRow]:
     """The rows of a CSV stream with a header line. An empty cell is a value that was not given.
 
     Cells are text, but those of generation parameters, which are read as JSON.
     """
-    csv.field_size_limit(MAX_LINE_BYTES)
+    csv.field_size_limit(max_line_bytes)
     with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
-        cells = csv.DictReader(text, restkey="", strict=True)
+        cells = csv.DictReader(_Lines(text, max_line_bytes), restkey="", strict=True)
         if cells.fieldnames is None:
             return
         while True:
@@ -142,10 +179,31 @@ def read_csv(stream: BinaryIO) -> Iterator[RawRow]:
                 yield RawRow({name: _cell(name, cell) for name, cell in row.items()}, line=first)
 
 
+class _Lines:
+    """The lines of a text with their ends, none of them longer in memory than `most` characters."""
+
+    def __init__(self, text: io.TextIOWrapper, most: int) -> None:
+        self._text = text
+        self._most = most
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        line = self._text.readline(self._most + 1)
+        if not line:
+            raise StopIteration
+        if len(line) <= self._most or line.endswith("\n"):
+            return line
+        while (rest := self._text.readline(_SKIP_BYTES)) and not rest.endswith("\n"):
+            pass
+        raise csv.Error(f"a line longer than {self._most} characters (--max-line-bytes)")
+
+
 def _cell(name: str, cell: str | None) -> Any:
     if not cell:
         return "" if name == "prompt" and cell == "" else None
     if name in _TYPED_COLUMNS:
-        with suppress(ValueError):
-            return json.loads(cell)
+        with suppress(ValueError, RecursionError):
+            return _DECODER.decode(cell)
     return cell

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pagedbatch.engine.engine import Engine
-from pagedbatch.errors import PagedBatchError, RowError, RunError
+from pagedbatch.errors import PagedBatchError, RunError
+from pagedbatch.job.feeder import Prepared, Ticket
 from pagedbatch.job.interrupts import Interrupts
 from pagedbatch.job.journal import Journal
 from pagedbatch.job.messages import first_line
-from pagedbatch.job.openai_batch import answer, is_batch_row
-from pagedbatch.job.prompts import PromptBuilder
+from pagedbatch.job.openai_batch import answer
 from pagedbatch.job.records import Record, RecordWriter, encode_record, error_record
-from pagedbatch.job.rows import Row
 from pagedbatch.outputs import RequestOutput, StepSnapshot
 from pagedbatch.sequence import Request
 from pagedbatch.stats.memory import MemoryAccount
@@ -34,7 +33,7 @@ class RowsView(Protocol):
 class InFlight:
     """A row inside the engine, and the request that it became."""
 
-    row: Row
+    ticket: Ticket
     request: Request
 
 
@@ -62,35 +61,33 @@ class Totals:
 
 
 class RowLoop:
-    """Runs the rows that `journal` does not hold yet. `window` is the most rows inside the engine at a time.
+    """Runs `rows`, which `journal` does not hold yet. `window` is the most rows inside the engine at a time.
 
-    `model` is the name that answers in OpenAI's shape carry.
+    `batch_model` is the name that answers in OpenAI's shape carry; None: such rows are answered as others are.
     """
 
     def __init__(
         self,
         *,
-        rows: Iterator[Row],
+        rows: Iterator[Prepared],
         engine: Engine,
-        prompts: PromptBuilder,
         records: RecordWriter,
         journal: Journal,
         account: MemoryAccount,
         view: RowsView,
         interrupts: Interrupts,
-        model: str,
+        batch_model: str | None,
         window: int,
     ) -> None:
         self.totals = Totals()
-        self._rows = (row for row in rows if row.index not in journal)
+        self._rows = rows
         self._engine = engine
-        self._prompts = prompts
         self._records = records
         self._journal = journal
         self._account = account
         self._view = view
         self._interrupts = interrupts
-        self._model = model
+        self._batch_model = batch_model
         self._window = window
         self._in_flight: dict[int, InFlight] = {}
         self._snapshot: StepSnapshot | None = None
@@ -99,7 +96,7 @@ class RowLoop:
         """Until every row is in the journal, or an interrupt is requested.
 
         Raises:
-            RunError: the engine or the journal failed; what had finished is in the journal.
+            RunError: the input, the engine or the journal failed; what had finished is in the journal.
         """
         while not self._interrupts.requested:
             began = time.perf_counter()
@@ -112,17 +109,22 @@ class RowLoop:
     def _feed(self) -> None:
         """Fills the engine up to the window. A row that can't become a request is finished right here."""
         while self._engine.num_unfinished < self._window and not self._interrupts.requested:
-            row = next(self._rows, None)
-            if row is None:
+            prepared = self._next_row()
+            if prepared is None:
                 return
-            try:
-                request = self._prompts.request(row)
-            except RowError as error:
-                self._finish_with_error(row, str(error))
+            ticket, request = prepared.ticket, prepared.request
+            if request is None:
+                self._finish_with_error(ticket, prepared.error or "")
                 self._show()
                 continue
-            self._in_flight[row.index] = InFlight(row, request)
+            self._in_flight[ticket.index] = InFlight(ticket, request)
             self._engine.add(request)
+
+    def _next_row(self) -> Prepared | None:
+        try:
+            return next(self._rows, None)
+        except Exception as error:
+            raise RunError(f"the input can't be read on: {first_line(error)}") from error
 
     def _step(self) -> None:
         began = time.perf_counter()
@@ -145,24 +147,33 @@ class RowLoop:
 
     def _finish(self, output: RequestOutput) -> None:
         finished = self._in_flight.pop(output.request_id)
-        row, request = finished.row, finished.request
+        ticket, request = finished.ticket, finished.request
         if output.error is not None:
-            self._finish_with_error(row, f"{row.place}: {output.error}")
+            self._finish_with_error(ticket, f"{ticket.place}: {output.error}")
             return
-        self._write(row, self._records.ok_record(row.id, output, request), ok=True)
+        try:
+            encoded = self._encode(ticket, self._records.ok_record(ticket.id, output, request))
+        except Exception as error:  # one answer that can't be written must not cost the others theirs
+            problem = f"{type(error).__name__}: {first_line(error)}"
+            self._finish_with_error(ticket, f"{ticket.place}: its answer can't be written: {problem}")
+            return
+        self._append(ticket, encoded, ok=True)
         self._account.row_finished(output, request.params, self._engine.config.max_model_len)
         self.totals.rows_ok += 1
         self.totals.prompt_tokens += output.num_prompt_tokens
         self.totals.output_tokens += output.num_output_tokens
 
-    def _finish_with_error(self, row: Row, message: str) -> None:
-        self._write(row, error_record(row.index, row.id, message), ok=False)
+    def _finish_with_error(self, ticket: Ticket, message: str) -> None:
+        self._append(ticket, self._encode(ticket, error_record(ticket.index, ticket.id, message)), ok=False)
         self.totals.rows_error += 1
 
-    def _write(self, row: Row, record: Record, *, ok: bool) -> None:
-        if is_batch_row(row.fields):
-            record = answer(record, row.fields.get("url"), self._model)
-        self._journal.append(row.index, encode_record(record), ok=ok)
+    def _encode(self, ticket: Ticket, record: Record) -> bytes:
+        if ticket.from_batch and self._batch_model is not None:
+            record = answer(record, ticket.url, self._batch_model)
+        return encode_record(record, ticket.kept)
+
+    def _append(self, ticket: Ticket, encoded: bytes, *, ok: bool) -> None:
+        self._journal.append(ticket.index, encoded, ok=ok)
         self.totals.last_row_at = time.perf_counter()
 
     def _show(self) -> None:

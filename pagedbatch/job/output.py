@@ -1,13 +1,13 @@
-"""Where a run writes, and how a file is replaced whole. Knows bytes and paths, not what they mean."""
+"""Where a run writes: the files that belong to an output. Opens none of them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pagedbatch.errors import RunError, UsageError
+from pagedbatch.errors import UsageError
+from pagedbatch.job.durable import temporary_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,10 @@ class OutputPaths:
     output: Path
     stats: Path
     journal: Path
+
+    @property
+    def is_parquet(self) -> bool:
+        return self.output.suffix.lower() == ".parquet"
 
 
 def output_paths(output: str, input_name: str) -> OutputPaths | None:
@@ -38,37 +42,11 @@ def output_paths(output: str, input_name: str) -> OutputPaths | None:
         raise UsageError(f"--output {output}: the folder {path.parent} can't be written to")
     paths = OutputPaths(
         output=path,
-        stats=path.with_name(path.name.removesuffix(".jsonl") + ".stats.json"),
+        stats=path.with_name(path.name.removesuffix(".jsonl").removesuffix(".parquet") + ".stats.json"),
         journal=path.with_name(path.name + ".journal"),
     )
-    for own in (paths.output, paths.stats, paths.journal):
+    replaced = (paths.output, paths.stats)
+    for own in (*replaced, *map(temporary_name, replaced), paths.journal):
         if input_name != "-" and own.exists() and Path(input_name).exists() and own.samefile(input_name):
             raise UsageError(f"--output {output} would overwrite the input {input_name}: choose another name")
     return paths
-
-
-def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
-    """Replaces `path` by a file of `chunks`: whoever looks sees the old file or the whole new one, even after a crash.
-
-    Raises:
-        RunError: the disk is full or fails; `path` is as it was.
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.writelines(chunks)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise RunError(f"can't write {path}: {error.strerror}") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

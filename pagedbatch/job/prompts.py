@@ -17,7 +17,7 @@ from pagedbatch.job.constraints import ConstraintBuilder, ConstraintSource
 from pagedbatch.job.encoder import PromptEncoder, checked_messages
 from pagedbatch.job.messages import short
 from pagedbatch.job.openai_batch import is_batch_row, plain_fields
-from pagedbatch.job.rows import Row, id_hash
+from pagedbatch.job.rows import Row, id_hash, look_up
 from pagedbatch.params import READERS, BadWord, GenerationParams, resolve
 from pagedbatch.sequence import Request
 
@@ -53,22 +53,6 @@ def template_fields(template: str) -> tuple[str, ...]:
     if not names:
         raise UsageError("--prompt-template names no column: write for example 'Q: {question}'")
     return tuple(dict.fromkeys(names))
-
-
-def look_up(fields: Mapping[str, Any], name: str) -> Any:
-    """A column's value; `a.b` is field b of an object in column a, unless a column has that very name.
-
-    Raises:
-        KeyError: the row has no such column.
-    """
-    if name in fields:
-        return fields[name]
-    value: Any = fields
-    for part in name.split("."):
-        if not isinstance(value, Mapping):
-            raise KeyError(name)
-        value = value[part]
-    return value
 
 
 class PromptBuilder:

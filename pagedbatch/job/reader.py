@@ -6,23 +6,32 @@ feeds from it, and never holds more than a few rows.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import sys
 import tempfile
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.compression import open_stream
+from pagedbatch.job.compression import is_compressed, open_stream
+from pagedbatch.job.fingerprint import Content, file_content
 from pagedbatch.job.jsonl import STREAM_ERRORS, csv_columns, read_csv, read_jsonl
 from pagedbatch.job.rows import RawRow, Row, id_hash, place_row
-from pagedbatch.job.tables import load_dataset, open_parquet, open_saved_dataset, read_dataset, read_parquet
+from pagedbatch.job.tables import (
+    load_dataset,
+    open_parquet,
+    open_saved_dataset,
+    read_dataset,
+    read_parquet,
+    stream_dataset,
+)
 
+MAX_LINE_BYTES = 64 << 20
 _HEAD_BYTES = 1 << 16
 _COLUMNS_LISTED = 40
 _DUPLICATES_LISTED = 3
@@ -32,14 +41,17 @@ _DUPLICATES_LISTED = 3
 class Source:
     """An opened input. `read` begins a new pass over its rows; `columns` is None where each row has its own.
 
-    `fingerprint` changes when the content does. `spool` keeps the copy of a stream alive.
+    `spool` keeps the copy of a stream alive.
     """
 
-    name: str
-    fingerprint: str
+    content: Content
     columns: tuple[str, ...] | None
     read: Callable[[], Iterator[RawRow]]
     spool: Any = None
+
+    @property
+    def name(self) -> str:
+        return self.content.name
 
     def rows(self, limit: int | None = None) -> Iterator[Row]:
         """A new pass over the first `limit` rows."""
@@ -53,44 +65,67 @@ class Survey:
 
     num_rows: int
     columns: tuple[str, ...]
+    has_all_columns: bool
+    num_broken: int
 
 
-def open_source(name: str, *, split: str | None = None, subset: str | None = None) -> Source:
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How an input is to be read; `split`, `subset` and `streaming` are for datasets."""
+
+    split: str | None = None
+    subset: str | None = None
+    streaming: bool = False
+    max_line_bytes: int = MAX_LINE_BYTES
+    limit: int | None = None
+
+
+def open_source(name: str, options: ReadOptions = ReadOptions()) -> Source:
     """Opens `name`: a file, `-` for stdin, a folder, or a dataset of the Hub.
 
     Raises:
         UsageError: it is missing or not readable as any of these; one line says what to do.
     """
     if name == "-":
-        _refuse_split("stdin", split, subset)
-        return _spooled("stdin", sys.stdin.buffer)
+        _refuse_split("stdin", options)
+        return _spooled("stdin", sys.stdin.buffer, options)
     path = Path(name)
     if path.is_dir():
-        return _open_folder(path, split, subset)
+        return _open_folder(path, options)
     if path.exists():
-        _refuse_split(name, split, subset)
+        _refuse_split(name, options)
         if path.is_file():
-            return _open_file(name, path)
+            return _open_file(name, path, options)
         with path.open("rb") as pipe:
-            return _spooled(name, pipe)
+            return _spooled(name, pipe, options)
     if _looks_like_path(name):
         raise UsageError(f"{name}: no such file or folder")
-    return _dataset_source(name, load_dataset(name, split=split, subset=subset))
+    return _load_dataset(name, options)
 
 
-def survey(source: Source, *, limit: int | None, allow_duplicate_ids: bool) -> Survey:
+def survey(
+    source: Source,
+    *,
+    limit: int | None,
+    allow_duplicate_ids: bool,
+    on_broken: Callable[[str], None] | None = None,
+) -> Survey:
     """Reads the whole input once: counts its rows, collects its columns, and refuses ids that stand there twice.
 
-    Memory: eight bytes a row.
+    `on_broken` is told about each row that can't be read. Memory: eight bytes a row with an id of its own.
 
     Raises:
         UsageError: two rows have the same id.
     """
-    num_rows = 0
+    num_rows = num_broken = 0
     columns = dict.fromkeys(source.columns or ())
     hashes = array("Q")
     for row in source.rows(limit):
         num_rows += 1
+        if row.error is not None:
+            num_broken += 1
+            if on_broken is not None:
+                on_broken(row.error)
         if source.columns is None and len(columns) < _COLUMNS_LISTED:
             columns.update(dict.fromkeys(row.fields))
         if row.has_own_id and row.id is not None and row.error is None:
@@ -99,7 +134,8 @@ def survey(source: Source, *, limit: int | None, allow_duplicate_ids: bool) -> S
         repeated = _repeated(hashes)
         if repeated:
             _refuse_duplicates(source, limit, repeated)
-    return Survey(num_rows, tuple(columns))
+    has_all = source.columns is not None or len(columns) < _COLUMNS_LISTED
+    return Survey(num_rows, tuple(columns), has_all, num_broken)
 
 
 def _repeated(hashes: array[int]) -> set[int]:
@@ -133,10 +169,10 @@ def _listed(places: list[str]) -> str:
     return f"{unit}{head}" + (f" and {rest} more" if rest > 0 else "")
 
 
-def _refuse_split(name: str, split: str | None, subset: str | None) -> None:
-    if split is not None or subset is not None:
-        flag = "--split" if split is not None else "--subset"
-        raise UsageError(f"{flag} is for datasets, and {name} is one file: leave it out")
+def _refuse_split(name: str, options: ReadOptions) -> None:
+    for flag, value in (("--split", options.split), ("--subset", options.subset), ("--streaming", options.streaming)):
+        if value:
+            raise UsageError(f"{flag} is for datasets, and {name} is one file: leave it out")
 
 
 def _looks_like_path(name: str) -> bool:
@@ -145,40 +181,55 @@ def _looks_like_path(name: str) -> bool:
     return name.lower().endswith(endings) or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
-def _spooled(name: str, stream: Any) -> Source:
+def _spooled(name: str, stream: Any, options: ReadOptions) -> Source:
     """A stream can be read only once, so it is kept in a temporary file, which goes with the source."""
-    spool = tempfile.NamedTemporaryFile(prefix="pagedbatch-input-")  # noqa: SIM115 - lives as long as the source
-    shutil.copyfileobj(stream, spool)
-    spool.flush()
-    return _open_file(name, Path(spool.name), spool)
+    spool = _new_spool()
+    with _room_for_spool(name):
+        shutil.copyfileobj(stream, spool)
+        spool.flush()
+    return _open_file(name, Path(spool.name), options, spool)
 
 
-def _open_file(name: str, path: Path, spool: Any = None) -> Source:
+def _new_spool() -> Any:
+    return tempfile.NamedTemporaryFile(prefix="pagedbatch-input-")
+
+
+@contextmanager
+def _room_for_spool(name: str) -> Iterator[None]:
     try:
-        return _open_regular_file(name, path, spool)
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"{name} can't be kept in {tempfile.gettempdir()}: {error.strerror} (TMPDIR chooses)"
+        ) from None
+
+
+def _open_file(name: str, path: Path, options: ReadOptions, spool: Any = None) -> Source:
+    try:
+        return _open_regular_file(name, path, options, spool)
     except PermissionError:
         raise UsageError(f"{name}: permission denied") from None
 
 
-def _open_regular_file(name: str, path: Path, spool: Any) -> Source:
+def _open_regular_file(name: str, path: Path, options: ReadOptions, spool: Any) -> Source:
     with path.open("rb") as file:
-        is_parquet = file.read(4) == b"PAR1"
-        file.seek(0)
-        fingerprint = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-    if is_parquet:
+        magic = file.read(4)
+    if magic == b"PAR1":
         with open_parquet(path) as parquet:
             columns = tuple(parquet.schema_arrow.names)
-        return Source(name, fingerprint, columns, lambda: read_parquet(path), spool)
+        return Source(file_content(name, path, may_grow=False), columns, lambda: read_parquet(path), spool)
     head = _head(name, path)
+    content = file_content(name, path, may_grow=not is_compressed(magic))
+    most = options.max_line_bytes
     if _is_csv(name, head):
         columns = tuple(csv_columns(open_stream(path)))
-        return Source(name, fingerprint, columns, lambda: read_csv(open_stream(path)), spool)
-    return Source(name, fingerprint, None, lambda: _read_jsonl(path), spool)
+        return Source(content, columns, lambda: read_csv(open_stream(path), max_line_bytes=most), spool)
+    return Source(content, None, lambda: _read_jsonl(path, most), spool)
 
 
-def _read_jsonl(path: Path) -> Iterator[RawRow]:
+def _read_jsonl(path: Path, max_line_bytes: int) -> Iterator[RawRow]:
     with open_stream(path) as stream:
-        yield from read_jsonl(stream)
+        yield from read_jsonl(stream, max_line_bytes=max_line_bytes)
 
 
 def _head(name: str, path: Path) -> bytes:
@@ -204,16 +255,29 @@ def _is_csv(name: str, text: bytes) -> bool:
     return plain_name.endswith(".csv") or b"prompt" in header or b'"prompt"' in header
 
 
-def _open_folder(folder: Path, split: str | None, subset: str | None) -> Source:
+def _open_folder(folder: Path, options: ReadOptions) -> Source:
     if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
-        if subset is not None:
+        if options.subset is not None:
             raise UsageError(f"{folder} is a saved dataset without subsets: leave --subset out")
-        return _dataset_source(str(folder), open_saved_dataset(folder, split))
+        if options.streaming:
+            raise UsageError(f"{folder} is a saved dataset, which is read piece by piece anyway: leave --streaming out")
+        return _dataset_source(str(folder), open_saved_dataset(folder, options.split))
     if not any(folder.iterdir()):
         raise UsageError(f"{folder}: the folder is empty")
-    return _dataset_source(str(folder), load_dataset(str(folder), split=split, subset=subset))
+    return _load_dataset(str(folder), options)
+
+
+def _load_dataset(name: str, options: ReadOptions) -> Source:
+    if not options.streaming:
+        return _dataset_source(name, load_dataset(name, split=options.split, subset=options.subset))
+    spool = _new_spool()
+    with _room_for_spool(name):
+        for line in stream_dataset(name, split=options.split, subset=options.subset, limit=options.limit):
+            spool.write(line)
+        spool.flush()
+    return _open_file(name, Path(spool.name), replace(options, max_line_bytes=sys.maxsize - 1), spool)
 
 
 def _dataset_source(name: str, dataset: Any) -> Source:
-    fingerprint = f"{dataset._fingerprint}:{dataset.num_rows}"
-    return Source(name, fingerprint, tuple(dataset.column_names), lambda: read_dataset(dataset))
+    content = Content(name, dataset.num_rows, (str(dataset._fingerprint),))
+    return Source(content, tuple(dataset.column_names), lambda: read_dataset(dataset))

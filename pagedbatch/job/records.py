@@ -18,14 +18,17 @@ from pagedbatch.sequence import Request
 
 Record = dict[str, Any]
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
 #: What decoders show for bytes that make no character.
 _MARK = "\N{REPLACEMENT CHARACTER}"
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
 
-def encode_record(record: Mapping[str, Any]) -> bytes:
-    """A record as one line of strict JSON, without its line end."""
-    return json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(", ", ": ")).encode()
+def encode_record(record: Mapping[str, Any], kept: bytes | None = None) -> bytes:
+    """A record as one line of strict JSON, without its line end; `kept` is the JSON of its key `input`."""
+    encoded = _ENCODER.encode(record).encode(errors="replace")
+    return encoded if kept is None else b'%b, "input": %b}' % (encoded[:-1], kept)
 
 
 def error_record(index: int, row_id: RowId | None, message: str) -> Record:

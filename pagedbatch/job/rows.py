@@ -74,6 +74,22 @@ def _id_problem(name: str, value: Any) -> str | None:
     return None
 
 
+def look_up(fields: Mapping[str, Any], name: str) -> Any:
+    """A column's value; `a.b` is field b of an object in column a, unless a column has that very name.
+
+    Raises:
+        KeyError: the row has no such column.
+    """
+    if name in fields:
+        return fields[name]
+    value: Any = fields
+    for part in name.split("."):
+        if not isinstance(value, Mapping):
+            raise KeyError(name)
+        value = value[part]
+    return value
+
+
 def is_unicode(text: str) -> bool:
     """Whether `text` can be written as UTF-8: JSON escapes can smuggle in lone surrogates."""
     try:

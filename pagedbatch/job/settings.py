@@ -38,6 +38,7 @@ class RunSettings:
     output: str
     split: str | None = None
     subset: str | None = None
+    streaming: bool = False
     prompt_column: str | None = None
     prompt_template: str | None = None
     chat: bool = False
@@ -48,7 +49,11 @@ class RunSettings:
     grammar: str | None = None
     limit: int | None = None
     allow_duplicate_ids: bool = False
+    max_line_bytes: int = 64 * 2**20
+    strict: bool = False
+    keep: tuple[str, ...] = ()
     restart: bool = False
+    retry_errors: bool = False
     block_size: int = 16
     kv_memory: int | None = None
     num_blocks: int | None = None
@@ -109,6 +114,21 @@ def _count(name: str, value: Any) -> int:
     return value
 
 
+def _line_size(name: str, value: Any) -> int:
+    size = parse_size(name, value)
+    if size < 1:
+        raise UsageError(f"{flag(name)} must be at least 1 byte, got {value!r}")
+    return size
+
+
+def _names(name: str, value: Any) -> tuple[str, ...]:
+    """Column names: a list of them, or a text in which commas part them."""
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    if not all(isinstance(part, str) for part in parts):
+        raise UsageError(f"{flag(name)} must be names of columns, got {value!r}")
+    return tuple(dict.fromkeys(name for part in parts for name in part.split(",") if name))
+
+
 def _choice(*choices: str) -> Callable[[str, Any], str]:
     def read(name: str, value: Any) -> str:
         if value not in choices:
@@ -124,6 +144,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "output": _text,
     "split": _text,
     "subset": _text,
+    "streaming": _switch,
     "prompt_column": _text,
     "prompt_template": _text,
     "chat": _switch,
@@ -134,7 +155,11 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "grammar": _text,
     "limit": _count,
     "allow_duplicate_ids": _switch,
+    "max_line_bytes": _line_size,
+    "strict": _switch,
+    "keep": _names,
     "restart": _switch,
+    "retry_errors": _switch,
     "block_size": _count,
     "kv_memory": parse_size,
     "num_blocks": _count,

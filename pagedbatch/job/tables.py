@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pagedbatch.errors import UsageError
+from pagedbatch.job.keep import strict_json
 from pagedbatch.job.messages import first_line
 from pagedbatch.job.rows import RawRow
 
@@ -67,10 +69,28 @@ def open_saved_dataset(folder: Path, split: str | None) -> Any:
     except Exception as error:  # datasets and pyarrow raise many kinds for a damaged folder
         raise UsageError(f"{folder} is not a readable saved dataset: {first_line(error)}") from None
     if isinstance(loaded, datasets.DatasetDict):
-        return loaded[choose_split(str(folder), sorted(loaded), split)]
-    if split is not None and split != str(loaded.split):
+        chosen = choose_split(str(folder), sorted(loaded), split)
+        return _sliced(str(folder), loaded[chosen.partition("[")[0]], chosen)
+    if split is None:
+        return loaded
+    if split.partition("[")[0] != str(loaded.split):
         raise UsageError(f"{folder} holds one dataset without splits: leave --split out")
-    return loaded
+    return _sliced(str(folder), loaded, split)
+
+
+def _sliced(name: str, dataset: Any, split: str) -> Any:
+    """The part of a split that `train[:100]`, `train[10%:20%]` and sums of these ask for, in `datasets`' own words."""
+    import datasets
+
+    if "[" not in split:
+        return dataset
+    split_name = split.partition("[")[0]
+    try:
+        parts = datasets.ReadInstruction.from_spec(split).to_absolute({split_name: dataset.num_rows})
+    except (ValueError, AssertionError, KeyError) as error:
+        raise UsageError(f"{name}: --split {split} can't be read: {first_line(error)}") from None
+    ranges = [range(part.from_ or 0, dataset.num_rows if part.to is None else part.to) for part in parts]
+    return dataset.select(ranges[0] if len(ranges) == 1 else [row for rows in ranges for row in rows])
 
 
 def load_dataset(name: str, *, split: str | None, subset: str | None) -> Any:
@@ -81,6 +101,35 @@ def load_dataset(name: str, *, split: str | None, subset: str | None) -> Any:
     """
     import datasets
 
+    chosen = _known_split(name, split, subset)
+    try:
+        return datasets.load_dataset(name, subset, split=chosen)
+    except Exception as error:
+        raise UsageError(f"{name}, split {chosen}, can't be read as a dataset: {first_line(error)}") from None
+
+
+def stream_dataset(name: str, *, split: str | None, subset: str | None, limit: int | None) -> Iterator[bytes]:
+    """The first `limit` rows of a dataset as JSON lines, read without downloading or converting the whole.
+
+    Raises:
+        UsageError: as `load_dataset`, or a row can't be written as JSON.
+    """
+    import datasets
+
+    if split is not None and "[" in split:
+        raise UsageError(f"--split {split}: a slice needs the whole dataset; use --limit, or leave --streaming out")
+    chosen = _known_split(name, split, subset)
+    try:
+        dataset = datasets.load_dataset(name, subset, split=chosen, streaming=True)
+        for fields in islice(dataset, limit):
+            yield strict_json(fields) + b"\n"
+    except Exception as error:
+        raise UsageError(f"{name}, split {chosen}, can't be streamed: {first_line(error)}") from None
+
+
+def _known_split(name: str, split: str | None, subset: str | None) -> str:
+    import datasets
+
     try:
         builder = datasets.load_dataset_builder(name, subset)
     except datasets.exceptions.DatasetNotFoundError:
@@ -88,11 +137,7 @@ def load_dataset(name: str, *, split: str | None, subset: str | None) -> Any:
     except Exception as error:  # connection, configuration and file errors of many kinds
         raise UsageError(f"{name} can't be opened as a dataset: {first_line(error)}") from None
     splits = list(builder.info.splits or builder.config.data_files or ())
-    chosen = choose_split(name, [str(known) for known in splits], split)
-    try:
-        return datasets.load_dataset(name, subset, split=chosen)
-    except Exception as error:
-        raise UsageError(f"{name}, split {chosen}, can't be read as a dataset: {first_line(error)}") from None
+    return choose_split(name, [str(known) for known in splits], split)
 
 
 def choose_split(name: str, known: list[str], split: str | None) -> str:

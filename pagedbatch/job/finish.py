@@ -1,0 +1,78 @@
+"""The end of a run: the records of a complete journal become the output. Knows no model and no engine.
+
+Everything here can be done again: until the output stands whole under its name, the journal is there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from pagedbatch.errors import RunError
+from pagedbatch.job.durable import temporary_name, write_atomically
+from pagedbatch.job.journal import Journal
+from pagedbatch.job.output import OutputPaths
+from pagedbatch.job.parquet_output import write_parquet
+
+
+def clear_leftovers(paths: OutputPaths | None) -> None:
+    """Removes what a run that was killed while it wrote left half done. To be called with the journal locked."""
+    if paths is not None:
+        for path in (paths.output, paths.stats):
+            with suppress(OSError):
+                temporary_name(path).unlink(missing_ok=True)
+
+
+def write_output(paths: OutputPaths | None, journal: Journal) -> None:
+    """Writes every record in input order, then ends the journal, or keeps it where rows can be retried.
+
+    Raises:
+        RunError: the output can't be written; the journal is as it was.
+    """
+    if paths is None:
+        _write_to_stdout(journal)
+    elif paths.is_parquet:
+        write_parquet(paths.output, journal.records())
+    else:
+        write_atomically(paths.output, _lines(journal))
+    if journal.num_error and paths is not None:
+        journal.mark_finished()
+    else:
+        journal.remove()
+
+
+def write_stats(paths: OutputPaths | None, stats: dict[str, Any]) -> None:
+    """Writes the account beside the output; a run to stdout leaves none.
+
+    Raises:
+        RunError: it can't be written.
+    """
+    if paths is not None:
+        text = json.dumps(stats, indent=2, ensure_ascii=False, allow_nan=False)
+        write_atomically(paths.stats, [text.encode(), b"\n"])
+
+
+def read_stats(paths: OutputPaths, journal: Journal) -> dict[str, Any] | None:
+    """The account that an earlier run left, if it is that of the run which finished the journal."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        stats: dict[str, Any] = json.loads(paths.stats.read_bytes())
+        if (stats["rows"]["ok"], stats["rows"]["error"]) == (journal.num_ok, journal.num_error):
+            return stats
+    return None
+
+
+def _lines(journal: Journal) -> Iterator[bytes]:
+    return (record + b"\n" for record in journal.records())
+
+
+def _write_to_stdout(journal: Journal) -> None:
+    try:
+        sys.stdout.buffer.writelines(_lines(journal))
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise RunError(f"can't write the output to stdout: {error.strerror}") from error

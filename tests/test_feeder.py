@@ -1,0 +1,52 @@
+"""Reading ahead: in order, bounded, errors in their place, and no thread left behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from itertools import count, islice
+
+import pytest
+
+from pagedbatch.job.feeder import ReadAhead
+
+
+@pytest.mark.parametrize("num_items", [0, 1, 15, 16, 17, 1000])
+@pytest.mark.parametrize("most", [1, 2, 8, 256])
+def test_all_items_come_in_order(num_items: int, most: int) -> None:
+    with ReadAhead(iter(range(num_items)), most) as items:
+        assert list(items) == list(range(num_items))
+
+
+@pytest.mark.parametrize("most", [2, 8, 256])
+def test_it_stays_within_its_bound(most: int) -> None:
+    taken = 0
+    drawn: list[int] = []
+
+    def source() -> Iterator[int]:
+        for i in range(2000):
+            drawn.append(i - taken)
+            yield i
+
+    with ReadAhead(source(), most) as items:
+        for _ in items:
+            taken += 1
+    assert max(drawn) <= 2 * most + 1
+
+
+def test_an_error_comes_after_what_was_read_before_it() -> None:
+    def source() -> Iterator[int]:
+        yield from range(32)
+        raise OSError("gone")
+
+    with ReadAhead(source(), 64) as items:
+        taken = iter(items)
+        assert list(islice(taken, 32)) == list(range(32))
+        with pytest.raises(OSError, match="gone"):
+            next(taken)
+
+
+def test_leaving_early_ends_the_thread() -> None:
+    with ReadAhead(count(), 8) as items:
+        assert list(islice(items, 3)) == [0, 1, 2]
+    assert not [thread for thread in threading.enumerate() if thread.name == "feeder"]
