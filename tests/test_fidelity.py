@@ -115,19 +115,27 @@ def test_controls_equal_hf(
         assert run.token_ids() == expected
 
 
+STORIES = ("Once upon a time", "Tom and Lily went to the park. They saw a")
+
+
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])
-def test_long_beams_on_a_trained_model_equal_hf(
+def test_beams_on_a_trained_model_equal_hf(
     stories_path: Path, length_penalty: float, early_stopping: bool | str
 ) -> None:
-    encode = tokenizer(stories_path)
-    prompts = [encode(text).input_ids for text in ("Once upon a time", "Tom and Lily went to the park. They saw a")]
+    prompts = [tokenizer(stories_path)(text).input_ids for text in STORIES]
     for num_beams in (4, 8):
         params = GenerationParams(
             num_beams=num_beams,
             n=num_beams,
-            max_tokens=200,
+            max_tokens=50,
             length_penalty=length_penalty,
             early_stopping=early_stopping,
         )
         assert_beams_equal_hf(stories_path, prompts, params)
+
+
+@pytest.mark.parametrize("num_beams", [4, 8])
+def test_long_beams_on_a_trained_model_equal_hf(stories_path: Path, num_beams: int) -> None:
+    params = GenerationParams(num_beams=num_beams, n=num_beams, max_tokens=200, early_stopping="never")
+    assert_beams_equal_hf(stories_path, [tokenizer(stories_path)(STORIES[num_beams == 8]).input_ids], params)
