@@ -6,7 +6,8 @@ The trie is flat arrays, 17 bytes a node whatever its fan-out, after the CSR lay
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import struct
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -98,9 +99,9 @@ class TokenTrie:
         return found
 
 
-def pack(token_ids: Iterable[int]) -> bytes:
+def pack(token_ids: Sequence[int]) -> bytes:
     """An item's token ids as big-endian 32-bit numbers."""
-    return np.array(token_ids, dtype=">u4").tobytes()
+    return struct.pack(f">{len(token_ids)}I", *token_ids)
 
 
 def _distances(levels: list[int], first_child: np.ndarray, is_item: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

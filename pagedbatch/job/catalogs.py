@@ -88,28 +88,34 @@ class CatalogEncoder:
 
         for start in range(0, len(items), _ITEMS_AT_ONCE):
             chunk = items[start : start + _ITEMS_AT_ONCE]
-            encoded = self._encode([item if isinstance(item, str) and is_unicode(item) else "" for item in chunk])
-            for i, (item, encoding) in enumerate(zip(chunk, encoded, strict=True), start):
-                if item:
-                    token_ids = encoding if isinstance(item, str) else item
-                    problem = self._problem(item, token_ids)
-                    if problem is not None:
-                        raise RowError(f"{place(i)}: {problem}")
-                    yield pack(token_ids)
+            encoded = self._encode([item for item in chunk if isinstance(item, str)])
+            for i, item in enumerate(chunk, start):
+                token_ids = next(encoded) if isinstance(item, str) else item
+                if not item:
+                    continue
+                is_known = bool(token_ids) and min(token_ids) >= 0 and max(token_ids) < self._vocab_size
+                if not is_known or not self._never_inside.isdisjoint(token_ids):
+                    raise RowError(f"{place(i)}: {self._problem(item, token_ids)}")
+                yield pack(token_ids)
 
-    def _encode(self, texts: list[str]) -> list[list[int]]:
-        encoded: list[list[int]] = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
-        return encoded
+    def _encode(self, texts: list[str]) -> Iterator[list[int]]:
+        """Token ids of each text; none where it is no Unicode."""
+        readable = [text if is_unicode(text) else "" for text in texts]
+        return iter(self._tokenizer(readable, add_special_tokens=False)["input_ids"] if readable else [])
 
-    def _problem(self, item: Item, token_ids: list[int]) -> str | None:
+    def _problem(self, item: Item, token_ids: list[int]) -> str:
         if not token_ids or self._unknown_id in token_ids:
             return f"this model has no tokens for {short(item)}"
         for token_id in token_ids:
-            if not 0 <= token_id < self._vocab_size:
-                return f"{token_id} is no token id of this model, whose vocabulary has {self._vocab_size}"
             if token_id in self._eos_token_ids:
                 return f"{short(item)} holds the end token {token_id}: leave it out, one follows every item by itself"
-        return None
+        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < self._vocab_size)
+        return f"{wrong} is no token id of this model, whose vocabulary has {self._vocab_size}"
+
+    @cached_property
+    def _never_inside(self) -> frozenset[int]:
+        """Tokens that no item may hold."""
+        return self._eos_token_ids if self._unknown_id is None else self._eos_token_ids | {self._unknown_id}
 
     @cached_property
     def _unknown_id(self) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -40,8 +41,14 @@ def _keep_listed_(scores: Tensor, rows: Sequence[int], token_ids: Sequence[np.nd
 
 
 def _keep_masked_(scores: Tensor, rows: Sequence[int], words: Sequence[np.ndarray]) -> None:
-    octets = send(np.stack(words).astype("<i4", copy=False).view(np.uint8), torch.uint8, scores.device)
-    bits = (octets.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=scores.device)) & 1
-    forbidden = bits.flatten(1)[:, : scores.shape[1]] == 0
-    index = send(rows, torch.int64, scores.device)
-    scores[index] = scores[index].masked_fill_(forbidden, _NEVER)
+    octets = send(np.stack(words).astype("<i4", copy=False).view(np.uint8), torch.int32, scores.device)
+    # Eight tokens at a time by a table, and added: on a CPU this takes a fraction of the time of a mask of bools.
+    penalties = torch.nn.functional.embedding(octets, _penalties(scores.device)).flatten(1)[:, : scores.shape[1]]
+    scores.index_add_(0, send(rows, torch.int64, scores.device), penalties)
+
+
+@cache
+def _penalties(device: torch.device) -> Tensor:
+    """For each byte of a mask, what to add to the scores of its eight tokens: float32 [256, 8]."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    return torch.from_numpy(np.where(bits == 1, 0.0, _NEVER).astype(np.float32)).to(device)
