@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedbatch.engine.beam_search import diversify, num_candidates
+from pagedbatch.job.records import RecordWriter
 from pagedbatch.outputs import BeamResult, CompletionOutput
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
@@ -159,3 +160,11 @@ def test_preemption_is_invisible(settings: dict[str, Any]) -> None:
     run = fake_answers(num_blocks=27, max_num_seqs=24, **settings)
     assert run.counters.preemptions_swap + run.counters.preemptions_recompute > 1
     assert run.answers() == fake_answers().answers()
+
+
+def test_the_record_says_that_groups_found_the_same(table_model_path: Path) -> None:
+    encode = tokenizer(table_model_path)
+    params = GenerationParams(num_beams=4, n=4, max_tokens=8, num_beam_groups=2, diversity_penalty=0.0)
+    row = Request(0, encode("a").input_ids, params)
+    record = RecordWriter(encode).ok_record("a", run_engine(table_model_path, [row]).outputs[0], row)
+    assert record["note"] == "only 2 of 4 outputs: the groups of beams found no other ones"

@@ -68,7 +68,10 @@ class RecordWriter:
         if output.prompt_scores is not None:
             record["prompt_logprobs"] = self._prompt_logprobs(request.prompt_token_ids, output.prompt_scores)
         if len(output.outputs) < params.n:
-            record["note"] = f"only {len(output.outputs)} of {params.n} outputs: no more are possible"
+            reason = (
+                "no more are possible" if params.num_beam_groups == 1 else "the groups of beams found no other ones"
+            )
+            record["note"] = f"only {len(output.outputs)} of {params.n} outputs: {reason}"
         return record
 
     def _prompt_logprobs(self, token_ids: list[int], scores: PromptScores) -> list[Record | None]:
