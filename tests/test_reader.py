@@ -73,6 +73,13 @@ def test_a_record_ends_at_a_line_feed_and_nowhere_else(rows: list[dict[str, Any]
         (b'{"id": "3", "prompt": "\xff"}', "byte 24 is not UTF-8", "3"),
         (b"[" * 100_000, "malformed JSON", None),
         (b'{"prompt": ' + b"1" * 5000 + b"}", "malformed JSON", None),
+        (b'{"id": "3", "temperature": -1e999}', "-1e999 is too large for a number", "3"),
+        (b'{"id": "3", "prompt": "a", "prompt": "b"}', "the key 'prompt' stands twice", "3"),
+        (b'{"id": "3", "meta": {"k": 1, "k": 1}}', "the key 'k' stands twice", "3"),
+        (b'{"id": "3", "meta": ' + b"[" * 101 + b"]" * 101 + b"}", "nested more than 100 deep", "3"),
+        (b'\x0b{"prompt": "x"}', "malformed JSON: Expecting value at column 1", None),
+        (b"\x0b", "malformed JSON", None),
+        (b'{"prompt": "x"}\x85', "byte 16 is not UTF-8", None),
         (b'["a"]', "must be a JSON object, got a list", None),
         (b'"a"', "must be a JSON object, got a string", None),
         (b"null", "must be a JSON object, got null", None),
@@ -87,6 +94,33 @@ def test_a_broken_line_is_one_error_row(line: bytes, reason: str, readable_id: o
     assert reason in broken.error
     assert (broken.line, broken.readable_id, broken.fields) == (2, readable_id, {})
     assert after.line == 3
+
+
+def test_rows_may_hold_what_other_readers_take_for_a_line_end() -> None:
+    text = "a\u2028b\u2029c\x85d\x0be\x0cf\x1eg"
+    line = json.dumps({"prompt": text}, ensure_ascii=False)
+    escaped = line.replace("\\u000b", "\\u000B")
+    assert [row.fields["prompt"] for row in _read(f"{line}\n{escaped}\n".encode())] == [text, text]
+
+
+def test_half_a_surrogate_pair_is_read_as_it_is_written() -> None:
+    (row,) = _read(b'{"prompt": "\\ud800", "flat": ' + b"[" + b"[1]," * 200 + b"1]}")
+    assert row.fields["prompt"] == "\ud800"
+
+
+def test_a_line_that_is_too_long_is_never_held() -> None:
+    held: list[int] = []
+
+    class Watched(io.BytesIO):
+        def readline(self, size: int | None = -1, /) -> bytes:
+            held.append(size or 0)
+            return super().readline(size)
+
+    data = b'{"prompt": "fine"}\n{"id": 1, "prompt": "' + b"x" * 5_000_000 + b'"}\n{"prompt": "fine"}\n'
+    rows = list(read_jsonl(Watched(data), max_line_bytes=1000))
+    assert [row.error for row in rows] == [None, "longer than 1000 bytes (--max-line-bytes)", None]
+    assert rows[1].readable_id == 1
+    assert 0 < min(held) <= max(held) <= 1 << 16
 
 
 def test_column_numbers_count_in_the_line() -> None:
@@ -153,6 +187,20 @@ def test_csv_is_told_by_its_header_and_broken_rows_stay_alone(tmp_path: Path) ->
     assert rows[1].error == "line 3: more cells than the header has columns"
 
 
+def test_csv_rows_that_are_not_utf_8_stay_alone(tmp_path: Path) -> None:
+    rows = list(open_source(_write(tmp_path, "in.csv", b"prompt,id\na,1\n\xff,2\nb,3\n")).rows())
+    assert [(row.id, row.error) for row in rows] == [("1", None), (None, "line 3: not UTF-8"), ("3", None)]
+
+
+def test_csv_lines_that_are_too_long_stay_alone(tmp_path: Path) -> None:
+    name = _write(tmp_path, "in.csv", b"prompt,id\nfine,1\n" + b"x" * 100_000 + b',2\n"a\nb",3\nfine,4\n')
+    rows = list(open_source(name, ReadOptions(max_line_bytes=1000)).rows())
+    assert [(row.id, row.line) for row in rows] == [("1", 2), (None, 3), ("3", 4), ("4", 6)]
+    assert rows[1].error == "line 3: malformed CSV: a line longer than 1000 characters (--max-line-bytes)"
+    rows = list(open_source(_write(tmp_path, "in.csv", b'prompt\nfine\n"open\nend\n')).rows())
+    assert [row.error for row in rows] == [None, "line 3: malformed CSV: unexpected end of data"]
+
+
 def test_stdin_and_pipes_can_be_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(gzip.compress(PLAIN))))
     stdin = open_source("-")
@@ -213,6 +261,48 @@ def test_the_splits_of_a_saved_dataset(tmp_path: Path, dataset: Any) -> None:
         open_source(str(tmp_path / "saved"), ReadOptions(split="dev"))
 
 
+@pytest.mark.parametrize(
+    ("split", "problems"),
+    [
+        ("train[:2]", "ab"),
+        ("train[1:]", "bc"),
+        ("train[-1:]", "c"),
+        ("train[:34%]", "a"),
+        ("train[:1]+train[2:]", "ac"),
+    ],
+)
+def test_slices_of_a_saved_dataset(tmp_path: Path, dataset: Any, split: str, problems: str) -> None:
+    import datasets
+
+    datasets.DatasetDict({"train": dataset, "test": dataset}).save_to_disk(tmp_path / "dict")
+    alone = datasets.Dataset.from_dict(dataset.to_dict(), split="train")
+    alone.save_to_disk(tmp_path / "alone")
+    for folder in ("dict", "alone"):
+        assert [row["problem"] for row in _fields(str(tmp_path / folder), split=split)] == list(problems)
+        for wrong in ("train[nope]", "train[0:9]x", "train["):
+            with pytest.raises(UsageError, match="can't be read"):
+                open_source(str(tmp_path / folder), ReadOptions(split=wrong))
+
+
+def test_a_streamed_dataset(tmp_path: Path, dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "data"
+    folder.mkdir()
+    dataset.to_json(folder / "train.jsonl")
+    source = open_source(str(folder), ReadOptions(streaming=True))
+    assert [dict(row.fields) for row in source.rows()] == dataset.to_list()
+    assert len(_fields(str(folder), streaming=True, limit=2)) == 2
+    grown = source.content.change_since(open_source(str(folder), ReadOptions(streaming=True, limit=2)).content.stored())
+    assert grown is None
+    with pytest.raises(UsageError, match="a slice needs the whole dataset; use --limit"):
+        open_source(str(folder), ReadOptions(streaming=True, split="train[:1]"))
+    dataset.save_to_disk(tmp_path / "saved")
+    with pytest.raises(UsageError, match="leave --streaming out"):
+        open_source(str(tmp_path / "saved"), ReadOptions(streaming=True))
+
+
 @pytest.mark.parametrize("kind", ["json", "parquet"])
 def test_a_folder_of_data_files(tmp_path: Path, dataset: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
@@ -240,6 +330,8 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     name = _write(tmp_path, "in.jsonl", PLAIN)
     with pytest.raises(UsageError, match="--split is for datasets"):
         open_source(name, ReadOptions(split="train"))
+    with pytest.raises(UsageError, match="--streaming is for datasets"):
+        open_source(name, ReadOptions(streaming=True))
     with pytest.raises(UsageError, match="--subset is for datasets"):
         open_source(name, ReadOptions(subset="main"))
 

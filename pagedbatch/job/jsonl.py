@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from pagedbatch.errors import UsageError
 from pagedbatch.job.messages import short
-from pagedbatch.job.rows import RawRow, RowId
+from pagedbatch.job.rows import RawRow, RowId, is_unicode
 from pagedbatch.params import READERS
 
 _WHITE_SPACE = b" \t\r\n"  # JSON's; what else looks blank, such as a vertical tab, is part of a record
@@ -141,11 +141,14 @@ def csv_columns(stream: BinaryIO) -> list[str]:
     Raises:
         UsageError: it can't be read.
     """
-    with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
+    with _text(stream) as text:
         try:
-            return next(csv.reader(text), [])
-        except (UnicodeDecodeError, csv.Error, *STREAM_ERRORS) as error:
+            columns = next(csv.reader(text), [])
+        except (csv.Error, *STREAM_ERRORS) as error:
             raise UsageError(f"the header of the CSV file can't be read: {error}") from None
+    if not is_unicode("".join(columns)):
+        raise UsageError("the header of the CSV file can't be read: it is not UTF-8")
+    return columns
 
 
 def read_csv(stream: BinaryIO, *, max_line_bytes: int) -> Iterator[RawRow]:
@@ -154,17 +157,15 @@ def read_csv(stream: BinaryIO, *, max_line_bytes: int) -> Iterator[RawRow]:
     Cells are text, but those of generation parameters, which are read as JSON.
     """
     csv.field_size_limit(max_line_bytes)
-    with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
-        cells = csv.DictReader(_Lines(text, max_line_bytes), restkey="", strict=True)
+    with _text(stream) as text:
+        lines = _Lines(text, max_line_bytes)
+        cells = csv.DictReader(lines, restkey="", strict=True)
         if cells.fieldnames is None:
             return
         while True:
-            first = cells.line_num + 1
+            first = lines.count + 1
             try:
                 row = next(cells, None)
-            except UnicodeDecodeError:
-                yield RawRow(line=first, error="not UTF-8; the rows from here on can't be read")
-                return
             except csv.Error as error:
                 yield RawRow(line=first, error=f"malformed CSV: {error}")
                 continue
@@ -175,14 +176,22 @@ def read_csv(stream: BinaryIO, *, max_line_bytes: int) -> Iterator[RawRow]:
                 return
             if "" in row and isinstance(row[""], list):
                 yield RawRow(line=first, error="more cells than the header has columns")
+            elif not all(map(is_unicode, filter(None, row.values()))):
+                yield RawRow(line=first, error="not UTF-8")
             else:
                 yield RawRow({name: _cell(name, cell) for name, cell in row.items()}, line=first)
 
 
+def _text(stream: BinaryIO) -> io.TextIOWrapper:
+    """Bytes that are not UTF-8 become what no text holds, so that only their own row is lost."""
+    return io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
+
+
 class _Lines:
-    """The lines of a text with their ends, none of them longer in memory than `most` characters."""
+    """The lines of a text with their ends, none longer in memory than `most` characters; `count` is how many so far."""
 
     def __init__(self, text: io.TextIOWrapper, most: int) -> None:
+        self.count = 0
         self._text = text
         self._most = most
 
@@ -193,6 +202,7 @@ class _Lines:
         line = self._text.readline(self._most + 1)
         if not line:
             raise StopIteration
+        self.count += 1
         if len(line) <= self._most or line.endswith("\n"):
             return line
         while (rest := self._text.readline(_SKIP_BYTES)) and not rest.endswith("\n"):
