@@ -48,5 +48,9 @@ class ConstraintState(Protocol):
 class Constraint(Protocol):
     """What every output of a request must obey."""
 
+    @property
+    def max_tokens(self) -> int | None:
+        """The most tokens that an output can have, its end token included; None: there is no limit."""
+
     def start(self) -> ConstraintState:
         """The state of a sequence that generated nothing yet."""

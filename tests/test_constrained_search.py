@@ -296,6 +296,8 @@ def test_a_step_advances_each_state_once_and_forks_only_for_siblings() -> None:
     class Counting:
         """Allows everything but the end, and counts."""
 
+        max_tokens = None
+
         def __init__(self) -> None:
             self.length = 0
 

@@ -15,6 +15,8 @@ from pagedbatch.constraint import Constraint
 from pagedbatch.errors import RowError, UsageError
 from pagedbatch.job.catalogs import read_catalog
 from pagedbatch.job.constraints import CatalogSource, ConstraintBuilder, GrammarSource, read_run_constraint
+from pagedbatch.job.prompts import ModelLimits, PromptBuilder
+from pagedbatch.job.rows import RawRow, place_row
 from pagedbatch.job.settings import RunSettings, merge
 from pagedbatch.params import GenerationParams
 
@@ -123,6 +125,17 @@ def test_a_row_has_the_runs_constraint_or_its_own(table_model_path: Path, builde
     assert builder.constraint({}, replace(PARAMS, max_tokens=0)) is None
     free = ConstraintBuilder(tokenizer(table_model_path), 64, frozenset({EOS}), None)
     assert free.constraint({"prompt": "a"}, PARAMS) is None
+
+
+def test_room_is_asked_for_the_longest_item_only(table_model_path: Path) -> None:
+    """Four beams of 200 tokens each would not be let into a small pool."""
+    row = place_row(RawRow({"prompt": "a", "allowed_outputs": ["cf", "cfgh"], "num_beams": 4}), 0)
+    limits = ModelLimits(256, 64, frozenset({EOS}))
+    for run, fitted in ((200, len("cfgh") + 1), (3, 3)):
+        prompts = PromptBuilder(
+            tokenizer(table_model_path), limits, model_defaults={}, run_settings={"max_tokens": run}, notice=print
+        )
+        assert prompts.request(row).params.max_tokens == fitted
 
 
 def test_rows_that_list_the_same_share_a_trie(builder: ConstraintBuilder) -> None:

@@ -75,6 +75,11 @@ class TokenTrie:
         """Tokens of the shortest item."""
         return int(self.shortest[_ROOT])
 
+    @property
+    def longest_item(self) -> int:
+        """Tokens of the longest item."""
+        return int(self.longest[_ROOT])
+
     def uses_any_of(self, token_ids: Collection[int]) -> int | None:
         """One of these tokens that an item holds, if any does."""
         if not token_ids:

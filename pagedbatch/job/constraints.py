@@ -170,7 +170,8 @@ class ConstraintBuilder:
         inside = trie.uses_any_of(params.stop_token_ids)
         if inside is not None:
             raise RowError(f"{source.name}: an item holds token {inside}, which stop_token_ids says ends an output")
-        constraint = CatalogConstraint(trie, end_token_ids, params.min_tokens, params.max_tokens)
+        max_tokens = min(params.max_tokens, trie.longest_item + 1)
+        constraint = CatalogConstraint(trie, end_token_ids, params.min_tokens, max_tokens)
         if not constraint.is_possible:
             raise RowError(
                 f"{source.name}: no item fits max_tokens {params.max_tokens} and min_tokens {params.min_tokens}: "

@@ -102,6 +102,8 @@ class PromptBuilder:
             priority = _priority(fields.get("priority"))
             params = self._fit(params, len(prompt))
             constraint = self.constraint(fields, params)
+            if constraint is not None and constraint.max_tokens is not None:
+                params = replace(params, max_tokens=constraint.max_tokens)  # no blocks for what can't come
         except RowError as error:
             raise RowError(f"{row.place}: {error}") from None
         num_truncated = len(whole) - len(prompt)

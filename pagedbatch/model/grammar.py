@@ -120,6 +120,10 @@ class GrammarConstraint:
     text_words: np.ndarray
     end_words: np.ndarray
 
+    @property
+    def max_tokens(self) -> None:
+        return None
+
     def start(self) -> GrammarState:
         return GrammarState(self, self.new_matcher(self.compiled))
 
