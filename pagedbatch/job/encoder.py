@@ -39,13 +39,13 @@ class PromptEncoder:
             return self.encode_messages([{"role": "user", "content": text}], params)
         bos = self._tokenizer.bos_token_id
         if params.add_bos is not None:
-            token_ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+            token_ids = self._ids(text, add_special_tokens=False)
             if not params.add_bos:
                 return token_ids
             if bos is None:
                 raise ParamError("add_bos: this model's tokenizer has no BOS token")
             return [bos, *token_ids]
-        token_ids = self._tokenizer(text)["input_ids"]
+        token_ids = self._ids(text, add_special_tokens=True)
         if bos is None or token_ids[:2] != [bos, bos]:
             return token_ids
         if not self._told_of_bos:
@@ -67,8 +67,12 @@ class PromptEncoder:
             text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # a template is the model's own code, and jinja raises what it likes
             raise RowError(f"the chat template refuses the messages: {first_line(error)}") from None
-        token_ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return token_ids
+        return self._ids(text, add_special_tokens=False)
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        # verbose: how long a prompt may be is checked, and said, elsewhere
+        ids: list[int] = self._tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
+        return ids
 
     def truncate(self, token_ids: list[int], params: GenerationParams, limit: int) -> list[int]:
         """A prompt that leaves no room for an output, cut on the side that `params` name; others as they are.
