@@ -10,7 +10,7 @@ import pytest
 
 from pagedbatch.errors import RowError
 from pagedbatch.job.job import Ui, run_job
-from pagedbatch.job.openai_batch import CHAT_URL, COMPLETIONS_URL, plain_fields
+from pagedbatch.job.openai_batch import CHAT_URL, COMPLETIONS_URL, check_model, plain_fields
 from pagedbatch.job.settings import merge
 
 HI = [{"role": "user", "content": "hi"}]
@@ -76,6 +76,28 @@ def test_what_cannot_be_had_is_refused(row: dict[str, Any], reason: str) -> None
     assert reason in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("served", "asked", "good"),
+    [
+        (None, None, True),
+        (None, "M", True),
+        (None, "path/M", True),
+        (None, "gpt-x", False),
+        ("gpt-x", "gpt-x", True),
+        ("gpt-x", "M", False),
+        (None, 5, False),
+    ],
+)
+def test_a_row_for_another_model_is_refused(served: str | None, asked: Any, good: bool) -> None:
+    settings = merge({"input": "i", "model": "path/M", "output": "o", "served_model_name": served}, {})
+    row = _row("a", CHAT_URL, {"messages": HI, "model": asked})
+    if good:
+        check_model(row, settings.model_names)
+    else:
+        with pytest.raises(RowError, match=f"body.model is {asked!r}, which is not served here"):
+            check_model(row, settings.model_names)
+
+
 def test_rows_are_answered_in_their_own_shape(tmp_path: Path, rand_model_path: Path) -> None:
     rows = [
         _row("chat", CHAT_URL, {"messages": HI, "n": 2, "temperature": 1, "logprobs": True, "top_logprobs": 1}),
@@ -83,6 +105,8 @@ def test_rows_are_answered_in_their_own_shape(tmp_path: Path, rand_model_path: P
         _row("embed", "/v1/embeddings", {"input": "x"}),
         {"method": "POST", "url": CHAT_URL, "body": {"messages": HI}},
         {"custom_id": "bare"},
+        _row("stream", CHAT_URL, {"messages": HI, "stream": True}),
+        _row("foreign", CHAT_URL, {"messages": HI, "model": "gpt-x"}),
     ]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
     plain = [{"id": "chat", "messages": HI, "n": 2, "temperature": 1}, {"id": "text", "prompt": "hi"}]
@@ -104,9 +128,9 @@ def test_rows_are_answered_in_their_own_shape(tmp_path: Path, rand_model_path: P
     exit_code, answers = run("in.jsonl")
     assert exit_code == 3
     _, records = run("plain.jsonl")
-    assert [line["custom_id"] for line in answers] == ["chat", "text", "embed", None, "bare"]
-    assert [line["response"]["status_code"] for line in answers] == [200, 200, 400, 400, 400]
-    assert [line["error"] is None for line in answers] == [True, True, False, False, False]
+    assert [line["custom_id"] for line in answers] == ["chat", "text", "embed", None, "bare", "stream", "foreign"]
+    assert [line["response"]["status_code"] for line in answers] == [200, 200, 400, 400, 400, 400, 400]
+    assert [line["error"] is None for line in answers] == [True, True, False, False, False, False, False]
     assert "custom_id must be" in answers[3]["error"]["message"]
 
     chat, text = (line["response"]["body"] for line in answers[:2])

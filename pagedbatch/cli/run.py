@@ -22,6 +22,7 @@ _output = partial(typer.Option, rich_help_panel="Output", show_default=False)
 _INPUT_HELP = ".jsonl, .jsonl.gz, .jsonl.zst, .csv, .parquet, - for stdin, a dataset's folder, or a Hub dataset."
 _TEMPLATE_HELP = r"A prompt made from columns: 'Q: {question}\nA:'. \n and \t are understood."
 _STREAMING_HELP = "Read a dataset without downloading the whole; --limit then reads no more than it needs."
+_SERVED_HELP = "The name by which OpenAI batch rows ask for the model; others are errors. (default: MODEL or its folder)"
 _LINE_HELP = "A longer line is an error row. (default: 64MiB)"
 _STRICT_HELP = "If any row can't be answered, list them all and stop before the weights are loaded."
 _OUTPUT_HELP = "Records in input order, as JSONL; as Parquet if the name ends in .parquet; - for stdout."
@@ -73,6 +74,7 @@ def run(
     generation_config: Annotated[str | None, _input(help=_CONFIG_HELP)] = None,
     limit: Annotated[int | None, _input(help="Run only the first N rows.")] = None,
     allow_duplicate_ids: Annotated[bool | None, _input("--allow-duplicate-ids", help="Rows may share an id.")] = None,
+    served_model_name: Annotated[str | None, _input(help=_SERVED_HELP)] = None,
     max_line_bytes: Annotated[str | None, _input(help=_LINE_HELP)] = None,
     strict: Annotated[bool | None, _input("--strict", help=_STRICT_HELP)] = None,
     trust_remote_code: Annotated[bool | None, _input("--trust-remote-code", help="Run the model's own code.")] = None,

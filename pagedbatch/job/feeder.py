@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Generic, Self, TypeVar
@@ -15,7 +15,7 @@ from typing import Any, Generic, Self, TypeVar
 from pagedbatch.errors import RowError
 from pagedbatch.job.keep import KeptColumns
 from pagedbatch.job.messages import first_line
-from pagedbatch.job.openai_batch import is_batch_row
+from pagedbatch.job.openai_batch import check_model, is_batch_row
 from pagedbatch.job.prompts import PromptBuilder
 from pagedbatch.job.rows import Row, RowId
 from pagedbatch.sequence import Request
@@ -50,17 +50,24 @@ class Prepared:
 
 
 class Preparer:
-    """Turns a row into a request and a ticket; whatever goes wrong with a row stays with it."""
+    """Turns a row into a request and a ticket; whatever goes wrong with a row stays with it.
 
-    def __init__(self, prompts: PromptBuilder, keep: KeptColumns) -> None:
+    `model_names` are those under which OpenAI batch rows may ask for the model.
+    """
+
+    def __init__(self, prompts: PromptBuilder, keep: KeptColumns, model_names: Container[str]) -> None:
         self._prompts = prompts
         self._keep = keep
+        self._model_names = model_names
 
     def prepare(self, row: Row) -> Prepared:
         request, error = None, None
         kept = self._keep.nothing
+        from_batch = is_batch_row(row.fields)
         try:
             kept = self._keep.encode(row.fields)
+            if from_batch:
+                check_model(row.fields, self._model_names)
         except RowError as problem:
             error = row.error or f"{row.place}: {problem}"
         if error is None:
@@ -70,7 +77,6 @@ class Preparer:
                 error = str(problem)
             except Exception as problem:  # a row that brings out a bug must not cost the others their answers
                 error = f"{row.place}: can't be read: {type(problem).__name__}: {first_line(problem)}"
-        from_batch = is_batch_row(row.fields)
         url = row.fields.get("url") if from_batch else None
         return Prepared(Ticket(row.index, row.id, row.place, from_batch, url, kept), request, error)
 

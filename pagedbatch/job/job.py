@@ -33,7 +33,7 @@ EXIT_ROWS_FAILED = 3
 #: Settings that decide what is written, beside the generation parameters. The others change only how fast.
 _RESULT_SETTINGS = (
     "split", "subset", "prompt_column", "prompt_template", "chat", "generation_config", "dtype", "trust_remote_code",
-    "keep", "max_line_bytes",
+    "keep", "max_line_bytes", "served_model_name",
 )  # fmt: skip
 
 #: Rows inside the engine at a time, in units of `max_num_seqs`: enough that it never waits for the next one.
@@ -80,7 +80,7 @@ def run_job(settings: RunSettings, ui: Ui) -> JobResult:
         check_columns(settings, source, found)
         constraint = read_run_constraint(settings)
         text = open_text_side(settings, constraint, ui.notice)
-        preparer = Preparer(text.prompts, KeptColumns(settings.keep))
+        preparer = Preparer(text.prompts, KeptColumns(settings.keep), settings.model_names)
         if settings.strict:
             check_every_row(source, found, preparer, ui.notice)
         with _open_journal(settings, source, found, paths, constraint) as journal:
@@ -149,7 +149,7 @@ class _Run:
                 account=account,
                 view=view,
                 interrupts=interrupts,
-                batch_model=None if self.paths is not None and self.paths.is_parquet else self.settings.model,
+                batch_model=None if self.paths is not None and self.paths.is_parquet else self.settings.model_names[0],
                 window=window,
             )
             try:

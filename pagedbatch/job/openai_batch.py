@@ -5,7 +5,7 @@ Knows no tokenizer and no engine. What a body asks for and this engine does not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from pagedbatch.errors import RowError
@@ -74,6 +74,18 @@ def _response_schema(value: Any) -> Any:
     if isinstance(described, Mapping) and described.get("schema") is not None:
         return described["schema"]
     raise RowError(f"body.response_format = {short(value)} is not supported")
+
+
+def check_model(fields: Mapping[str, Any], names: Container[str]) -> None:
+    """Refuses a row that asks for a model other than the one that runs here under `names`.
+
+    Raises:
+        RowError: it does.
+    """
+    body = fields.get("body")
+    asked = body.get("model") if isinstance(body, Mapping) else None
+    if asked is not None and (not isinstance(asked, str) or asked not in names):
+        raise RowError(f"body.model is {short(asked)}, which is not served here (--served-model-name gives it a name)")
 
 
 def _chat_logprobs(body: Mapping[str, Any]) -> Any:

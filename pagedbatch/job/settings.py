@@ -49,6 +49,7 @@ class RunSettings:
     grammar: str | None = None
     limit: int | None = None
     allow_duplicate_ids: bool = False
+    served_model_name: str | None = None
     max_line_bytes: int = 64 * 2**20
     strict: bool = False
     keep: tuple[str, ...] = ()
@@ -68,6 +69,13 @@ class RunSettings:
     trust_remote_code: bool = False
     generation: Mapping[str, Any]
     origins: Mapping[str, Origin]
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """What OpenAI batch rows may call the model; their answers carry the first."""
+        if self.served_model_name is not None:
+            return (self.served_model_name,)
+        return (self.model, Path(self.model).name)
 
     def origin(self, name: str) -> Origin:
         return self.origins.get(name, "default")
@@ -155,6 +163,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "grammar": _text,
     "limit": _count,
     "allow_duplicate_ids": _switch,
+    "served_model_name": _text,
     "max_line_bytes": _line_size,
     "strict": _switch,
     "keep": _names,
