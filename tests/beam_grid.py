@@ -41,17 +41,16 @@ class Setting:
     no_repeat_ngram_size: int
 
 
+EARLY_STOPPING: tuple[bool | str, ...] = (False, True, "never")
 GRID = [
-    Setting(*point)
-    for point in itertools.product(
-        (1, 2, 3, 4, 8),
-        (-1.0, 0.0, 0.6, 1.0, 2.0),
-        (False, True, "never"),
-        (0, 5),
-        (False, True),
-        (1.0, 1.3),
-        (0, 2),
-    )
+    Setting(num_beams, length_penalty, early_stopping, min_tokens, more_ends, repetition_penalty, ngram_size)
+    for num_beams in (1, 2, 3, 4, 8)
+    for length_penalty in (-1.0, 0.0, 0.6, 1.0, 2.0)
+    for early_stopping in EARLY_STOPPING
+    for min_tokens in (0, 5)
+    for more_ends in (False, True)
+    for repetition_penalty in (1.0, 1.3)
+    for ngram_size in (0, 2)
 ]
 
 

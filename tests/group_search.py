@@ -53,7 +53,11 @@ def group_beam_search(
             for rank, (score, ids, token_id) in enumerate(best):
                 if token_id in eos_token_ids or length == params.max_tokens:
                     if rank < group_size:
-                        add(group.hypotheses, group_size, (score / length**params.length_penalty, (*ids, token_id)))
+                        add(
+                            group.hypotheses,
+                            group_size,
+                            (length_penalised(score, length, params.length_penalty), (*ids, token_id)),
+                        )
                 elif len(next_beams) < group_size:
                     next_beams.append(((*ids, token_id), score))
             going_on = [token_id for _, _, token_id in best if token_id not in eos_token_ids][:group_size]
@@ -66,6 +70,10 @@ def group_beam_search(
     for score, ids in sorted((h for group in groups for h in group.hypotheses), key=lambda h: -h[0]):
         found.setdefault(ids, score)
     return [(list(ids), score) for ids, score in found.items()][: params.n]
+
+
+def length_penalised(score: float, length: int, length_penalty: float) -> float:
+    return float(score / length**length_penalty)
 
 
 def next_logprobs(model: Any, prompt: list[int], ids: Ids) -> torch.Tensor:
@@ -89,4 +97,4 @@ def is_done(group: BeamGroup, group_size: int, length: int, params: GenerationPa
     if params.early_stopping is True:
         return True
     at_best = params.max_tokens if params.early_stopping == "never" and params.length_penalty > 0 else length
-    return group.hypotheses[-1][0] >= group.beams[0][1] / at_best**params.length_penalty
+    return group.hypotheses[-1][0] >= length_penalised(group.beams[0][1], at_best, params.length_penalty)

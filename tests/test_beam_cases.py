@@ -227,9 +227,9 @@ def test_a_rows_beams_do_not_depend_on_its_batch(request: pytest.FixtureRequest,
     alone = run_engine(path, rows, max_num_seqs=1)
     shuffled = rows[:]
     random.Random(5).shuffle(shuffled)
-    for settings in ({"max_num_seqs": 7}, {"max_num_seqs": 64}, {"max_num_seqs": 64, "num_blocks": 12}):
+    for max_num_seqs, num_blocks in ((7, 2000), (64, 2000), (64, 12)):
         for order in (rows, shuffled):
-            run = run_engine(path, order, **settings)
+            run = run_engine(path, order, max_num_seqs=max_num_seqs, num_blocks=num_blocks)
             assert run.token_ids() == alone.token_ids()
             for i, result in run.outputs.items():
                 expected = [output.cumulative_logprob for output in alone.outputs[i].outputs]
