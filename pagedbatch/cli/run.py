@@ -22,7 +22,7 @@ _output = partial(typer.Option, rich_help_panel="Output", show_default=False)
 _INPUT_HELP = ".jsonl, .jsonl.gz, .jsonl.zst, .csv, .parquet, - for stdin, a dataset's folder, or a Hub dataset."
 _TEMPLATE_HELP = r"A prompt made from columns: 'Q: {question}\nA:'. \n and \t are understood."
 _STREAMING_HELP = "Read a dataset without downloading the whole; --limit then reads no more than it needs."
-_SERVED_HELP = "The name by which OpenAI batch rows ask for the model; others are errors. (default: MODEL or its folder)"
+_SERVED_HELP = "The name by which OpenAI batch rows ask for the model; others fail. (default: MODEL or its folder)"
 _LINE_HELP = "A longer line is an error row. (default: 64MiB)"
 _STRICT_HELP = "If any row can't be answered, list them all and stop before the weights are loaded."
 _OUTPUT_HELP = "Records in input order, as JSONL; as Parquet if the name ends in .parquet; - for stdout."
