@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 from pagedbatch_kernels import reference
+from pagedbatch_kernels.cpu import build as cpu_build
 from pagedbatch_kernels.interface import AttentionBatch, AttentionShape, Backend, CacheShape
 from pagedbatch_kernels.prefix_groups import PrefixCosts
 from torch import Tensor
@@ -18,21 +19,29 @@ REFERENCE = cast(Backend, reference)
 
 
 def available_backends() -> list[str]:
-    """Names of the backends that can run here, the best first."""
-    return ["triton", "torch"] if _triton_can_launch() else ["torch"]
+    """Names of the backends that can run here, the best first. Builds nothing."""
+    triton = ["triton"] if _triton_can_launch() else []
+    return [*triton, "cpu", "torch"] if cpu_build.can_load() else [*triton, "torch"]
 
 
 def choose_backend(name: str, device: torch.device, notice: Callable[[str], None]) -> tuple[str, Backend]:
     """The backend called `name`, or the best one for `device` when it is "auto".
 
     Args:
-        notice: takes one line when kernels fail and the plain torch backend goes on in their place.
+        notice: takes one line when kernels have to be built first, and one when they can't be, or fail, and the plain
+            torch backend goes on in their place.
 
     Raises:
         UsageError: that backend can't run here.
     """
+    if name == "auto" and device.type == "cpu":
+        try:
+            return "cpu", _cpu_backend(notice)
+        except cpu_build.BuildError as error:
+            notice(f"no CPU attention kernel: {error}: going on with the torch backend")
+            return "torch", REFERENCE
     if name == "auto":
-        name = "triton" if device.type == "cuda" and _triton_can_launch() else "torch"
+        name = "triton" if _triton_can_launch() else "torch"
     if name == "torch":
         return name, REFERENCE
     if name == "triton":
@@ -44,6 +53,13 @@ def choose_backend(name: str, device: torch.device, notice: Callable[[str], None
         from pagedbatch_kernels import triton_backend
 
         return name, FallbackBackend(name, cast(Backend, triton_backend), notice)
+    if name == "cpu":
+        if device.type != "cpu":
+            raise UsageError(f"--attention cpu: the model runs on {device.type}; use --device cpu, or --attention auto")
+        try:
+            return name, _cpu_backend(notice)
+        except cpu_build.BuildError as error:
+            raise UsageError(f"--attention cpu: {error}; use --attention torch") from error
     raise UsageError(f"--attention {name}: no such backend here; choose one of auto, {', '.join(available_backends())}")
 
 
@@ -90,6 +106,16 @@ class FallbackBackend:
             self._notice(f"{self._name} kernel {function} failed ({reason}): going on with the torch backend")
             self._current = REFERENCE
             return getattr(REFERENCE, function)(*args, **options)
+
+
+def _cpu_backend(notice: Callable[[str], None]) -> Backend:
+    """
+    Raises:
+        BuildError: its library can't be built.
+    """
+    from pagedbatch_kernels.cpu.backend import CpuBackend
+
+    return FallbackBackend("cpu", CpuBackend(notice), notice)
 
 
 def _triton_can_launch() -> bool:

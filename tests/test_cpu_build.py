@@ -1,0 +1,106 @@
+"""Building the CPU kernel: once, whole or not at all, and what is said where it can't be built."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from pagedbatch_kernels.cpu import build
+
+from pagedbatch.errors import UsageError
+from pagedbatch.model import backends
+
+CPU = torch.device("cpu")
+needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here")
+
+
+@pytest.fixture
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty one in place of the user's."""
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda name: tmp_path / name)
+    return tmp_path / "pagedbatch" / "kernels"
+
+
+def compiler(folder: Path, script: str) -> str:
+    """A compiler that is a shell script."""
+    path = folder / "my-c++"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@needs_compiler
+def test_two_processes_that_build_at_once_both_load(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from pagedbatch_kernels.cpu.build import load_library\n"
+        "load_library(lambda line: print(line, file=sys.stderr), Path(sys.argv[1])).pagedbatch_attention"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    for process in both:
+        _, err = process.communicate()
+        assert process.returncode == 0, err
+    assert list(tmp_path.iterdir()) == [build.library_path(tmp_path)]
+    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert again.stderr == ""
+
+
+def test_without_a_compiler_auto_is_torch(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(cache_folder))
+    notices: list[str] = []
+    assert backends.choose_backend("auto", CPU, notices.append) == ("torch", backends.REFERENCE)
+    assert notices == [
+        "no CPU attention kernel: there is no C++ compiler (c++, g++, clang++ or $CXX): going on with the torch backend"
+    ]
+    assert "cpu" not in backends.available_backends()
+    with pytest.raises(UsageError, match=r"--attention cpu: there is no C\+\+ compiler .*; use --attention torch"):
+        backends.choose_backend("cpu", CPU, pytest.fail)
+
+
+def test_a_build_that_fails_says_why_in_one_line_and_leaves_nothing(
+    cache_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = compiler(tmp_path, "echo 'In file x.h:' >&2; echo 'x.h:1: error: no such flag' >&2; exit 1")
+    monkeypatch.setenv("CXX", failing)
+    notices: list[str] = []
+    assert backends.choose_backend("auto", CPU, notices.append)[0] == "torch"
+    assert notices == [
+        f"building the CPU attention kernel, once: {failing} into {cache_folder}",
+        f"no CPU attention kernel: {failing} failed: x.h:1: error: no such flag: going on with the torch backend",
+    ]
+    assert list(cache_folder.iterdir()) == []
+
+
+def test_a_build_that_makes_no_library_is_told_in_words(
+    cache_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The last argument is the file to write.
+    monkeypatch.setenv("CXX", compiler(tmp_path, 'for last; do :; done; echo nonsense > "$last"'))
+    with pytest.raises(UsageError, match=r"--attention cpu: .*cpu-attention-\w+\.so can't be loaded"):
+        backends.choose_backend("cpu", CPU, lambda line: None)
+
+
+def test_a_cache_folder_that_can_not_be_made_is_told_in_words(
+    cache_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", compiler(tmp_path, "exit 0"))
+    cache_folder.parent.write_text("a file where the folder should be")
+    with pytest.raises(UsageError, match=r"--attention cpu: .*(Not a directory|File exists)"):
+        backends.choose_backend("cpu", CPU, lambda line: None)
+
+
+@needs_compiler
+def test_auto_on_a_cpu_is_the_native_kernel() -> None:
+    assert "cpu" in backends.available_backends()
+    name, backend = backends.choose_backend("auto", CPU, print)
+    assert name == "cpu"
+    assert isinstance(backend, backends.FallbackBackend)
+
+
+def test_the_cpu_kernel_is_refused_for_a_model_elsewhere() -> None:
+    with pytest.raises(UsageError, match="--attention cpu: the model runs on cuda"):
+        backends.choose_backend("cpu", torch.device("cuda"), pytest.fail)
