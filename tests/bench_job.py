@@ -34,6 +34,7 @@ def run(num_rows: int, folder: Path) -> None:
         began = time.perf_counter()
         result = run_job(merge(given, {}), ui)
         seconds = time.perf_counter() - began
+    assert result.exit_code == 0
     with output.open() as file:
         assert all(json.loads(line)["index"] == i for i, line in enumerate(file))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -41,7 +42,6 @@ def run(num_rows: int, folder: Path) -> None:
         json.dumps(
             {
                 "rows": num_rows,
-                "exit_code": result.exit_code,
                 "seconds": round(seconds, 2),
                 "rows_per_second": round(num_rows / seconds),
                 "peak_MiB": round(peak),

@@ -26,7 +26,7 @@ class ByteTokenizer:
     bos_token_id = None
     chat_template = None
 
-    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
         return {"input_ids": list(text.encode())}
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
