@@ -11,27 +11,18 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from enum import Enum, auto
 
 from pagedbatch.config import EngineConfig
-from pagedbatch.constraint import Allowed
-from pagedbatch.engine.beam_search import num_candidates
+from pagedbatch.engine.admission import Admission, blocks_at_most, never_message
 from pagedbatch.engine.block_manager import BlockManager
 from pagedbatch.engine.plan import StepPlan
 from pagedbatch.engine.prefix_cache import CachedBlock
 from pagedbatch.engine.stopping import StopChecker
+from pagedbatch.engine.tasks import add_prompt_task, add_tasks
 from pagedbatch.errors import EngineStalledError
-from pagedbatch.outputs import BeamTask, EngineCounters, History, PromptTask, SampleTask, ScheduledSequence
+from pagedbatch.outputs import EngineCounters, ScheduledSequence
 from pagedbatch.params import GenerationParams
-from pagedbatch.sequence import GroupState, Request, Sequence, SequenceGroup, output_token_ids
-
-
-class Admission(Enum):
-    """OK: start it now. LATER: when others have given blocks back. NEVER: it can't fit even alone."""
-
-    OK = auto()
-    LATER = auto()
-    NEVER = auto()
+from pagedbatch.sequence import GroupState, Request, Sequence, SequenceGroup
 
 
 class Scheduler:
@@ -141,7 +132,7 @@ class Scheduler:
             growth = [(s.seq_id, s.num_computed_tokens, s.num_tokens) for s in group.sequences]
             if self._make_room(self.blocks.blocks_needed(growth), plan, first_victim):
                 rows = [self._schedule_tokens(seq, seq.num_tokens, plan) for seq in group.sequences]
-                self._add_tasks(group, rows, plan)
+                add_tasks(group, rows, plan, self.stops)
 
     def _closes_gap(self, group: SequenceGroup, plan: StepPlan) -> bool:
         """Whether the budget reaches for all that the group misses before it draws."""
@@ -216,68 +207,11 @@ class Scheduler:
             ScheduledSequence(seq.seq_id, seq.token_slice(start, stop), start, self.blocks.block_table(seq.seq_id))
         )
         if seq.group.num_unscored:
-            self._add_prompt_task(seq.group, row, start, stop, plan)
+            add_prompt_task(seq.group, row, start, stop, plan)
         self.counters.recomputed_tokens += max(0, min(stop, seq.peak_computed_tokens) - start)
         seq.num_computed_tokens = stop
         seq.peak_computed_tokens = max(stop, seq.peak_computed_tokens)
         return row
-
-    def _add_prompt_task(self, group: SequenceGroup, row: int, start: int, stop: int, plan: StepPlan) -> None:
-        """Scores what follows the prompt tokens [start, stop), but for what is scored already."""
-        first, last = group.num_scored, min(stop, len(group.prompt_token_ids) - 1)
-        num_top = group.params.prompt_logprobs
-        if first < last and num_top is not None:
-            targets = group.prompt_token_ids[first + 1 : last + 1]
-            plan.prompts.append(PromptTask(row, first - start, targets, num_top))
-            plan.scored.append(group)
-            plan.scores_left -= len(targets)
-
-    def _add_tasks(self, group: SequenceGroup, rows: list[int], plan: StepPlan) -> None:
-        """The group's gap closes in this step: it draws or ranks its next tokens."""
-        params = group.params
-        histories = None
-        if params.reads_history:
-            histories = [History(group.prompt_token_ids, output_token_ids(seq.tail)) for seq in group.sequences]
-        allowed = [seq.constraint.allowed() for seq in group.sequences if seq.constraint is not None] or None
-        if params.use_beam_search:
-            self._add_searches(group, rows, histories, allowed, plan)
-            return
-        for i, (seq, row) in enumerate(zip(group.sequences, rows, strict=True)):
-            position = seq.num_output_tokens
-            indices = params.sample_indices if position == 0 else (seq.sample_index,)
-            history = None if histories is None else histories[i]
-            own = None if allowed is None else allowed[i]
-            plan.samples.append(SampleTask(row, params, group.request.rng_key, indices, position, history, own))
-            plan.samplers.append(seq)
-
-    def _add_searches(
-        self,
-        group: SequenceGroup,
-        rows: list[int],
-        histories: list[History] | None,
-        allowed: list[Allowed] | None,
-        plan: StepPlan,
-    ) -> None:
-        """A task for each beam group; those before it may have a say in which of its candidates are the best."""
-        params, beams = group.params, group.sequences
-        num_ends, rivals = self.stops.num_end_tokens(params), 0
-        for number, places in group.beam_groups():
-            own = slice(places.start, places.stop)
-            plan.beams.append(
-                BeamTask(
-                    rows=range(rows[places[0]], rows[places[-1]] + 1),
-                    params=params,
-                    scores=[seq.cumulative_logprob for seq in beams[own]],
-                    num_candidates=num_candidates(params.beams_per_group, num_ends, rivals * len(places)),
-                    position=beams[0].num_output_tokens,  # beams keep step with each other
-                    histories=None if histories is None else histories[own],
-                    allowed=None if allowed is None else allowed[own],
-                    beam_group=number,
-                )
-            )
-            plan.searchers.append(group)
-            if params.diversity_penalty:
-                rivals += params.beams_per_group
 
     # --- blocks run short ----------------------------------------------------------------------------------------
 
@@ -338,7 +272,7 @@ class Scheduler:
             heapq.heappop(self._waiting)
             if verdict is Admission.NEVER:
                 group.state = GroupState.FINISHED
-                rejected.append((group, self._never_message(group)))
+                rejected.append((group, never_message(self.config, group)))
             else:
                 running += group.width
                 self._start(group, plan)
@@ -346,7 +280,7 @@ class Scheduler:
 
     def _admission(self, group: SequenceGroup, running: int, plan: StepPlan) -> Admission:
         """Asks what can be done with a waiting group while `running` sequences run. It changes nothing."""
-        if self._blocks_at_most(group) > self.config.num_blocks:
+        if blocks_at_most(self.config, group) > self.config.num_blocks:
             return Admission.NEVER
         if not self.running:
             return Admission.OK  # alone, any group may run, however wide
@@ -358,31 +292,6 @@ class Scheduler:
         if self._blocks_to_start(group) + running // 2 > self.blocks.pool.num_available:
             return Admission.LATER
         return Admission.OK
-
-    def _blocks_at_most(self, group: SequenceGroup) -> int:
-        """Blocks that a group holds at its largest: full prompt blocks once, then a tail of each sequence.
-
-        The last generated token is never computed, so its K/V take no slot. With a window, no more of the prompt is
-        held than the window before a step's tokens and those, and no more of a tail than the window.
-        """
-        size = self.config.block_size
-        num_prompt = len(group.prompt_token_ids)
-        num_stored = num_prompt + group.params.max_tokens - 1
-        num_shared = num_prompt // size
-        num_tail = -(-num_stored // size) - num_shared
-        if self.config.window is not None:
-            num_shared = min(num_shared, (self.config.window + self.config.max_num_batched_tokens) // size + 2)
-            num_tail = min(num_tail, self.config.window // size + 2)
-        return num_shared + group.max_width * num_tail
-
-    def _never_message(self, group: SequenceGroup) -> str:
-        params = group.params
-        kind = f"{params.num_beams} beams" if params.use_beam_search else f"n {params.n}"
-        return (
-            f"needs {self._blocks_at_most(group)} KV blocks of {self.config.block_size} tokens (prompt "
-            f"{len(group.prompt_token_ids)} + max_tokens {params.max_tokens}, {kind}), but the pool has "
-            f"{self.config.num_blocks}: raise --kv-memory or --num-blocks, or lower max_tokens"
-        )
 
     def _blocks_to_start(self, group: SequenceGroup) -> int:
         """Available blocks that a group takes to come in, with a tail for each sequence of its final width."""

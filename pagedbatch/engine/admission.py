@@ -1,0 +1,44 @@
+"""Whether a row can ever run: what it holds at its largest, against the pool. Knows no queue and no step."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from pagedbatch.config import EngineConfig
+from pagedbatch.sequence import SequenceGroup
+
+
+class Admission(Enum):
+    """OK: start it now. LATER: when others have given blocks back. NEVER: it can't fit even alone."""
+
+    OK = auto()
+    LATER = auto()
+    NEVER = auto()
+
+
+def blocks_at_most(config: EngineConfig, group: SequenceGroup) -> int:
+    """Blocks that a group holds at its largest: full prompt blocks once, then a tail of each sequence.
+
+    The last generated token is never computed, so its K/V take no slot. With a window, no more of the prompt is
+    held than the window before a step's tokens and those, and no more of a tail than the window.
+    """
+    size = config.block_size
+    num_prompt = len(group.prompt_token_ids)
+    num_stored = num_prompt + group.params.max_tokens - 1
+    num_shared = num_prompt // size
+    num_tail = -(-num_stored // size) - num_shared
+    if config.window is not None:
+        num_shared = min(num_shared, (config.window + config.max_num_batched_tokens) // size + 2)
+        num_tail = min(num_tail, config.window // size + 2)
+    return num_shared + group.max_width * num_tail
+
+
+def never_message(config: EngineConfig, group: SequenceGroup) -> str:
+    """Why a row can never run, with the blocks needed and those there are, and what to change."""
+    params = group.params
+    kind = f"{params.num_beams} beams" if params.use_beam_search else f"{group.max_width} samples at once"
+    return (
+        f"needs {blocks_at_most(config, group)} KV blocks of {config.block_size} tokens (prompt "
+        f"{len(group.prompt_token_ids)} + max_tokens {params.max_tokens}, {kind}), but the pool has "
+        f"{config.num_blocks}: raise --kv-memory or --num-blocks, or lower max_tokens"
+    )

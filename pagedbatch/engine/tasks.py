@@ -1,0 +1,70 @@
+"""What a step's rows are computed for: tokens to draw, beams to rank, prompts to score. Knows no blocks or budgets."""
+
+from __future__ import annotations
+
+from pagedbatch.constraint import Allowed
+from pagedbatch.engine.beam_search import num_candidates
+from pagedbatch.engine.plan import StepPlan
+from pagedbatch.engine.stopping import StopChecker
+from pagedbatch.outputs import BeamTask, History, PromptTask, SampleTask
+from pagedbatch.sequence import SequenceGroup, output_token_ids
+
+
+def add_prompt_task(group: SequenceGroup, row: int, start: int, stop: int, plan: StepPlan) -> None:
+    """Scores what follows the prompt tokens [start, stop), but for what is scored already."""
+    first, last = group.num_scored, min(stop, len(group.prompt_token_ids) - 1)
+    num_top = group.params.prompt_logprobs
+    if first < last and num_top is not None:
+        targets = group.prompt_token_ids[first + 1 : last + 1]
+        plan.prompts.append(PromptTask(row, first - start, targets, num_top))
+        plan.scored.append(group)
+        plan.scores_left -= len(targets)
+
+
+def add_tasks(group: SequenceGroup, rows: list[int], plan: StepPlan, stops: StopChecker) -> None:
+    """The group's gap closes in this step: it draws or ranks its next tokens."""
+    params = group.params
+    histories = None
+    if params.reads_history:
+        histories = [History(group.prompt_token_ids, output_token_ids(seq.tail)) for seq in group.sequences]
+    allowed = [seq.constraint.allowed() for seq in group.sequences if seq.constraint is not None] or None
+    if params.use_beam_search:
+        _add_searches(group, rows, histories, allowed, plan, stops)
+        return
+    for i, (seq, row) in enumerate(zip(group.sequences, rows, strict=True)):
+        position = seq.num_output_tokens
+        indices = params.sample_indices if position == 0 else (seq.sample_index,)
+        history = None if histories is None else histories[i]
+        own = None if allowed is None else allowed[i]
+        plan.samples.append(SampleTask(row, params, group.request.rng_key, indices, position, history, own))
+        plan.samplers.append(seq)
+
+
+def _add_searches(
+    group: SequenceGroup,
+    rows: list[int],
+    histories: list[History] | None,
+    allowed: list[Allowed] | None,
+    plan: StepPlan,
+    stops: StopChecker,
+) -> None:
+    """A task for each beam group; those before it may have a say in which of its candidates are the best."""
+    params, beams = group.params, group.sequences
+    num_ends, rivals = stops.num_end_tokens(params), 0
+    for number, places in group.beam_groups():
+        own = slice(places.start, places.stop)
+        plan.beams.append(
+            BeamTask(
+                rows=range(rows[places[0]], rows[places[-1]] + 1),
+                params=params,
+                scores=[seq.cumulative_logprob for seq in beams[own]],
+                num_candidates=num_candidates(params.beams_per_group, num_ends, rivals * len(places)),
+                position=beams[0].num_output_tokens,  # beams keep step with each other
+                histories=None if histories is None else histories[own],
+                allowed=None if allowed is None else allowed[own],
+                beam_group=number,
+            )
+        )
+        plan.searchers.append(group)
+        if params.diversity_penalty:
+            rivals += params.beams_per_group
