@@ -36,7 +36,9 @@ def blocks_at_most(config: EngineConfig, group: SequenceGroup) -> int:
 def never_message(config: EngineConfig, group: SequenceGroup) -> str:
     """Why a row can never run, with the blocks needed and those there are, and what to change."""
     params = group.params
-    kind = f"{params.num_beams} beams" if params.use_beam_search else f"{group.max_width} samples at once"
+    kind = f"{params.num_beams} beams" if params.use_beam_search else f"n {params.num_samples}"
+    if group.max_width < params.width:
+        kind += f", {group.max_width} at once"
     return (
         f"needs {blocks_at_most(config, group)} KV blocks of {config.block_size} tokens (prompt "
         f"{len(group.prompt_token_ids)} + max_tokens {params.max_tokens}, {kind}), but the pool has "
