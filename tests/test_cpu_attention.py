@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import run_engine
+from engines import Run, run_engine
 from paged_batches import PagedCase, paged_case, relative_error
 from pagedbatch_kernels import reference
 from pagedbatch_kernels.cpu import build
@@ -255,11 +255,16 @@ def requests() -> list[Request]:
     ]
 
 
+@cache
+def torch_run(path: Path) -> Run:
+    return run_engine(path, requests(), num_blocks=2000)
+
+
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 @pytest.mark.parametrize("model", ["rand_model_path", "stories_path"])
-def test_a_run_is_the_torch_backends(request: pytest.FixtureRequest, model: str, preemption: str, threads: int) -> None:
+def test_a_run_is_the_torch_backends(request: pytest.FixtureRequest, model: str, preemption: str) -> None:
     path: Path = request.getfixturevalue(model)
-    expected = run_engine(path, requests(), num_blocks=2000)
+    expected = torch_run(path)
     run = run_engine(
         path, requests(), attention="cpu", num_blocks=48, num_swap_blocks=200, preemption=preemption, block_size=16
     )

@@ -66,7 +66,10 @@ class CpuBackend:
         return reference.allocate_cache(shape, num_blocks, dtype, device)
 
     def prefix_costs(self, attention: AttentionShape, device: torch.device) -> PrefixCosts:
-        """See `interface.Backend.prefix_costs`."""
+        """See `interface.Backend.prefix_costs`.
+
+        The weights are from runs with 2 to 8 rows a prefix of 64 to 1,024 tokens: what they let through was faster.
+        """
         return PrefixCosts(
             queries_per_kv=attention.num_heads // attention.num_kv_heads,
             row_tile=_TILE_ROWS,
