@@ -94,6 +94,51 @@ def test_error_rows_are_retried_and_nothing_else(letters: Workplace) -> None:
     assert not letters.journal.exists()
 
 
+def test_a_higher_limit_goes_on_where_the_lower_one_ended(letters: Workplace) -> None:
+    letters.write([{"id": f"r{i}", "prompt": "cz"[i % 2]} for i in range(30)])
+    assert letters.run(limit=10, max_tokens=3).exit_code == 0
+    first = letters.output.read_bytes()
+    assert len(letters.records()) == 10
+    assert letters.run(limit=20, max_tokens=3).exit_code == 0
+    assert letters.stats["rows"] == {"total": 20, "ok": 20, "error": 0, "resumed": 10}
+    assert letters.output.read_bytes().startswith(first)
+    assert letters.run(limit=30, max_tokens=3).exit_code == 0
+    assert letters.stats["rows"]["resumed"] == 20
+    assert [record["id"] for record in letters.records()] == [f"r{i}" for i in range(30)]
+    assert not letters.journal.exists()
+
+
+def test_rows_with_different_fields_stand_alone(letters: Workplace) -> None:
+    rows = [
+        {"id": 1, "prompt": "c", "system": "s"},
+        {"id": "1", "prompt": "c", "meta": {"deep": [1, {"x": None}]}},
+        {"q": 1},
+    ]
+    letters.write(rows)
+    assert letters.run(keep="*").exit_code == 3
+    records = letters.records()
+    assert [record["id"] for record in records] == [1, "1", 2]
+    assert [record["input"] for record in records] == rows
+    assert records[2]["error"] == "line 3: no prompt: the row needs prompt, messages or prompt_token_ids"
+
+
+def test_a_wrong_column_of_a_dataset_is_told_with_its_split(letters: Workplace) -> None:
+    import datasets
+
+    folder = letters.folder / "set"
+    part = datasets.Dataset.from_dict({"problem": ["c", "bd"], "meta": [{"text": "c"}, None]})
+    datasets.DatasetDict({"test": part, "train": part}).save_to_disk(folder)
+    given = {"input": str(folder), "split": "test"}
+    with pytest.raises(UsageError, match=r"set, split test, has no column 'question'; its columns are problem, meta$"):
+        letters.run(prompt_column="question", model="/no/model", **given)
+    assert letters.run(prompt_column="problem", **given).exit_code == 0
+    assert [record["outputs"][0]["text"] for record in letters.records()] == ["fgh", "efgh"]
+    assert letters.run(prompt_column="meta.text", **given).exit_code == 3
+    assert [record["status"] for record in letters.records()] == ["ok", "error"]
+    assert letters.run(prompt_column="meta", **given).exit_code == 3
+    assert "column 'meta' must hold text" in letters.records()[0]["error"]
+
+
 def test_a_finished_run_with_errors_gives_way_to_a_changed_one(letters: Workplace) -> None:
     letters.write([{"prompt": "c"}, {"prompt": ""}])
     assert letters.run().exit_code == 3

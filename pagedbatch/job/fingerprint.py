@@ -99,7 +99,7 @@ def model_fingerprint(model: str) -> str:
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(model, "config.json")
-    return Path(config).parent.name if isinstance(config, str) else ""
+    return Path(config).parent.name if isinstance(config, str) else model
 
 
 def _model_parts(file: Path) -> Iterator[bytes]:

@@ -26,8 +26,8 @@ def clear_leftovers(paths: OutputPaths | None) -> None:
                 temporary_name(path).unlink(missing_ok=True)
 
 
-def write_output(paths: OutputPaths | None, journal: Journal) -> None:
-    """Writes every record in input order, then ends the journal, or keeps it where rows can be retried.
+def write_output(paths: OutputPaths | None, journal: Journal, *, keep_journal: bool) -> None:
+    """Writes every record in input order, then ends the journal, or marks and keeps it for rows still to be run.
 
     Raises:
         RunError: the output can't be written; the journal is as it was.
@@ -38,7 +38,7 @@ def write_output(paths: OutputPaths | None, journal: Journal) -> None:
         write_parquet(paths.output, journal.records())
     else:
         write_atomically(paths.output, _lines(journal))
-    if journal.num_error and paths is not None:
+    if keep_journal and paths is not None:
         journal.mark_finished()
     else:
         journal.remove()

@@ -89,7 +89,7 @@ def run_job(settings: RunSettings, ui: Ui) -> JobResult:
             if journal.is_complete and journal.num_resumed and paths is not None:
                 stats = read_stats(paths, journal)
                 if stats is not None:
-                    return _finish(paths, journal, stats, ui)
+                    return _finish(paths, found, journal, stats, ui)
             device = open_device_side(settings, text)
             return _Run(settings, source, found, paths, journal, text, preparer, device, began).run(ui, interrupts)
 
@@ -105,9 +105,13 @@ def read_options(settings: RunSettings) -> ReadOptions:
     )
 
 
-def _finish(paths: OutputPaths | None, journal: Journal, stats: dict[str, Any], ui: Ui) -> JobResult:
-    """Writes the output of a run whose rows are all finished and whose stats are written."""
-    write_output(paths, journal)  # last: while the journal is there, everything can be done again
+def _finish(paths: OutputPaths | None, found: Survey, journal: Journal, stats: dict[str, Any], ui: Ui) -> JobResult:
+    """Writes the output of a run whose rows are all finished and whose stats are written.
+
+    The journal is kept where error rows can be retried, or a higher limit would go on from there.
+    """
+    # Last: while the journal is there, everything can be done again.
+    write_output(paths, journal, keep_journal=journal.num_error > 0 or found.is_cut)
     if journal.num_error and paths is not None:
         ui.notice(f"{journal.num_error} rows are errors: the same command with --retry-errors runs these again")
     return JobResult(EXIT_ROWS_FAILED if journal.num_error else 0, stats, paths)
@@ -165,7 +169,7 @@ class _Run:
         try:
             write_stats(self.paths, stats)
             if self.journal.is_complete:
-                return _finish(self.paths, self.journal, stats, ui)
+                return _finish(self.paths, self.found, self.journal, stats, ui)
             self.journal.sync()
         except RunError:
             ui.notice(self._resume_hint())

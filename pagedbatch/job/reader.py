@@ -61,12 +61,16 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What one pass over the input found. `columns` are those of any row, the first ones when there are many."""
+    """What one pass over the input found. `columns` are those of any row, the first ones when there are many.
+
+    `is_cut`: the input goes on behind the limit.
+    """
 
     num_rows: int
     columns: tuple[str, ...]
     has_all_columns: bool
     num_broken: int
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +124,11 @@ def survey(
     num_rows = num_broken = 0
     columns = dict.fromkeys(source.columns or ())
     hashes = array("Q")
-    for row in source.rows(limit):
+    is_cut = False
+    for row in source.rows():
+        if num_rows == limit:
+            is_cut = True
+            break
         num_rows += 1
         if row.error is not None:
             num_broken += 1
@@ -135,7 +143,7 @@ def survey(
         if repeated:
             _refuse_duplicates(source, limit, repeated)
     has_all = source.columns is not None or len(columns) < _COLUMNS_LISTED
-    return Survey(num_rows, tuple(columns), has_all, num_broken)
+    return Survey(num_rows, tuple(columns), has_all, num_broken, is_cut)
 
 
 def _repeated(hashes: array[int]) -> set[int]:
