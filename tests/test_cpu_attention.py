@@ -273,3 +273,19 @@ def test_a_run_is_the_torch_backends(request: pytest.FixtureRequest, model: str,
     for row, result in run.outputs.items():
         for output, wanted in zip(result.outputs, expected.outputs[row].outputs, strict=True):
             assert output.cumulative_logprob == pytest.approx(wanted.cumulative_logprob, abs=1e-3, rel=1e-5)
+
+
+def test_a_kernel_that_fails_in_mid_run_changes_no_result(
+    rand_model_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    native, calls = CpuBackend.paged_attention, iter(range(50))
+
+    def failing(*args: Any, **options: Any) -> Tensor:
+        if next(calls, None) is None:
+            raise RuntimeError("no more")
+        return native(*args, **options)
+
+    monkeypatch.setattr(CpuBackend, "paged_attention", failing)
+    run = run_engine(rand_model_path, requests(), attention="cpu", num_blocks=2000)
+    assert capsys.readouterr().err == "cpu kernel paged_attention failed (no more): going on with the torch backend\n"
+    assert run.token_ids() == torch_run(rand_model_path).token_ids()

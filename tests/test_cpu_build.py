@@ -54,10 +54,14 @@ def test_without_a_compiler_auto_is_torch(cache_folder: Path, monkeypatch: pytes
     notices: list[str] = []
     assert backends.choose_backend("auto", CPU, notices.append) == ("torch", backends.REFERENCE)
     assert notices == [
-        "no CPU attention kernel: there is no C++ compiler (c++, g++, clang++ or $CXX): going on with the torch backend"
+        "no CPU attention kernel: there is no C++ compiler (c++, g++, clang++ or what $CXX names): going on with the "
+        "torch backend"
     ]
     assert "cpu" not in backends.available_backends()
     with pytest.raises(UsageError, match=r"--attention cpu: there is no C\+\+ compiler .*; use --attention torch"):
+        backends.choose_backend("cpu", CPU, pytest.fail)
+    monkeypatch.setenv("CXX", "nope")
+    with pytest.raises(UsageError, match=r"--attention cpu: there is no compiler 'nope', which \$CXX names; use"):
         backends.choose_backend("cpu", CPU, pytest.fail)
 
 
@@ -75,13 +79,14 @@ def test_a_build_that_fails_says_why_in_one_line_and_leaves_nothing(
     assert list(cache_folder.iterdir()) == []
 
 
-def test_a_build_that_makes_no_library_is_told_in_words(
+def test_a_build_that_makes_no_library_is_told_in_words_and_not_kept(
     cache_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The last argument is the file to write.
     monkeypatch.setenv("CXX", compiler(tmp_path, 'for last; do :; done; echo nonsense > "$last"'))
     with pytest.raises(UsageError, match=r"--attention cpu: .*cpu-attention-\w+\.so can't be loaded"):
         backends.choose_backend("cpu", CPU, lambda line: None)
+    assert list(cache_folder.iterdir()) == []
 
 
 def test_a_cache_folder_that_can_not_be_made_is_told_in_words(

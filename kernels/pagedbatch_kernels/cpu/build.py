@@ -65,6 +65,10 @@ def load_library(notice: Callable[[str], None], folder: Path | None = None) -> c
     path = library_path(folder)
     if not path.exists():
         _build(path, notice)
+    return _load(path)
+
+
+def _load(path: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
@@ -74,7 +78,12 @@ def load_library(notice: Callable[[str], None], folder: Path | None = None) -> c
 def _build(path: Path, notice: Callable[[str], None]) -> None:
     compiler = find_compiler()
     if compiler is None:
-        raise BuildError("there is no C++ compiler (c++, g++, clang++ or $CXX)")
+        wanted = os.environ.get("CXX")
+        raise BuildError(
+            f"there is no compiler {wanted!r}, which $CXX names"
+            if wanted
+            else "there is no C++ compiler (c++, g++, clang++ or what $CXX names)"
+        )
     here = Path(__file__).parent
     notice(f"building the CPU attention kernel, once: {compiler} into {path.parent}")
     try:
@@ -86,6 +95,7 @@ def _build(path: Path, notice: Callable[[str], None]) -> None:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace")
             if done.returncode != 0:
                 raise BuildError(f"{compiler} failed: {_first_error(done.stderr)}")
+            _load(made)  # one that can't be loaded must not be kept
             made.replace(path)
     except OSError as error:
         raise BuildError(str(error)) from error
