@@ -276,16 +276,18 @@ def test_a_run_is_the_torch_backends(request: pytest.FixtureRequest, model: str,
 
 
 def test_a_kernel_that_fails_in_mid_run_changes_no_result(
-    rand_model_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    rand_model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    native, calls = CpuBackend.paged_attention, iter(range(50))
+    native, calls = CpuBackend.paged_attention, 0
 
     def failing(*args: Any, **options: Any) -> Tensor:
-        if next(calls, None) is None:
+        nonlocal calls
+        calls += 1
+        if calls > 50:
             raise RuntimeError("no more")
         return native(*args, **options)
 
     monkeypatch.setattr(CpuBackend, "paged_attention", failing)
     run = run_engine(rand_model_path, requests(), attention="cpu", num_blocks=2000)
-    assert capsys.readouterr().err == "cpu kernel paged_attention failed (no more): going on with the torch backend\n"
+    assert calls == 51
     assert run.token_ids() == torch_run(rand_model_path).token_ids()
