@@ -53,6 +53,15 @@ class Job:
     def journal(self) -> Path:
         return self.folder / "out.jsonl.journal"
 
+    @property
+    def finished(self) -> Path:
+        """Where the journal stays once the run is finished, for its error row."""
+        return self.folder / "out.jsonl.finished"
+
+    def clear(self) -> None:
+        for path in (self.output, self.journal, self.finished):
+            path.unlink(missing_ok=True)
+
     def write(self, data: bytes) -> None:
         (self.folder / "in.jsonl").write_bytes(data)
 
@@ -70,7 +79,7 @@ class Job:
     def check_whole(self, reference: bytes) -> None:
         """What must stand there after the last run, however the others ended: the journal is kept for its error row."""
         assert self.output.read_bytes() == reference
-        assert self.names() == {"in.jsonl", "out.jsonl", "out.stats.json", "out.jsonl.journal"}
+        assert self.names() == {"in.jsonl", "out.jsonl", "out.stats.json", "out.jsonl.finished"}
         stats = json.loads((self.folder / "out.stats.json").read_text())
         assert (stats["rows"]["ok"], stats["rows"]["error"]) == (11, 1)
 
@@ -141,8 +150,7 @@ def test_any_call_that_fails_is_one_line_and_the_next_run_completes(
         assert not job.output.exists() or job.output.read_bytes() == reference
         assert job.run().exit_code == 3
         job.check_whole(reference)
-        for path in (job.output, job.journal):
-            path.unlink()
+        job.clear()
     assert nth > 1
 
 
@@ -170,21 +178,21 @@ def test_death_at_any_call_loses_nothing_that_was_finished(
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
             break
         assert not job.output.exists() or job.output.read_bytes() == reference
-        written = [line for line in job.journal.read_bytes().splitlines(keepends=True)[1:] if line.endswith(b"}}\n")]
+        kept = job.journal if job.journal.exists() else job.finished
+        written = [line for line in kept.read_bytes().splitlines(keepends=True)[1:] if line.endswith(b"}}\n")]
         finished = sum(json.loads(line)["journal"]["row"] >= 0 for line in written)
         result = job.run()
         if finished < len(ROWS):
             assert result.stats["rows"]["resumed"] == finished
         job.check_whole(reference)
-        for path in (job.output, job.journal):
-            path.unlink()
+        job.clear()
     assert nth > 1
 
 
 def test_a_cut_journal_gives_the_same_output(job: Job, reference: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda _: None)
     job.run()
-    lines = job.journal.read_bytes().splitlines(keepends=True)
+    lines = job.finished.read_bytes().splitlines(keepends=True)
     assert b"finished" in lines.pop()
     whole = b"".join(lines)
     for length in range(len(whole) - sum(map(len, lines[-3:])), len(whole), 17):
@@ -196,9 +204,9 @@ def test_a_cut_journal_gives_the_same_output(job: Job, reference: bytes, monkeyp
 
 def test_a_damaged_journal_is_refused_with_the_way_out(job: Job, reference: bytes) -> None:
     job.run()
-    data = bytearray(job.journal.read_bytes())
+    data = bytearray(job.finished.read_bytes())
     data[len(data) // 2] ^= 1
-    job.journal.write_bytes(data)
+    job.finished.write_bytes(data)
     with pytest.raises(UsageError, match="with whole records behind it") as refused:
         job.run()
     command = str(refused.value).split("`")[1]
@@ -240,6 +248,13 @@ def test_two_runs_never_share_an_output(job: Job, reference: bytes) -> None:
     job.check_whole(reference)
 
 
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return -1
+
+
 def test_killed_at_random_moments(job: Job, reference: bytes) -> None:
     code = (
         "import sys; from pathlib import Path; from test_faults import Job; job = Job(Path(sys.argv[1]))\n"
@@ -248,14 +263,13 @@ def test_killed_at_random_moments(job: Job, reference: bytes) -> None:
     for seed in range(3):
         size = random.Random(seed).randrange(2000)
         with subprocess.Popen([sys.executable, "-c", code, job.folder], cwd=Path(__file__).parent) as process:
-            while process.poll() is None and not (job.journal.exists() and job.journal.stat().st_size > size):
+            while process.poll() is None and _size(job.journal) <= size:
                 os.sched_yield()
             process.send_signal(signal.SIGKILL)
         assert process.returncode == -signal.SIGKILL
         job.run()
         job.check_whole(reference)
-        for path in (job.output, job.journal):
-            path.unlink()
+        job.clear()
 
 
 def test_stdout_that_is_full_is_a_run_error(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,8 +356,7 @@ def test_any_bytes_give_each_line_one_strict_record(
     data = end.join([b'{"prompt": "first"}', *lines]) + end * ended
     expected = [line for line in data.split(b"\n") if line.strip(b" \t\r")]
     job.write(data)
-    for name in ("out.jsonl", "out.jsonl.journal"):
-        (job.folder / name).unlink(missing_ok=True)
+    job.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda _: None)
         result = job.run(

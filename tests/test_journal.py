@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pagedbatch.errors import RunError, UsageError
 from pagedbatch.job.durable import write_atomically
 from pagedbatch.job.fingerprint import Content, file_content
-from pagedbatch.job.journal import Journal, Manifest, ModelIdentity, seal, unseal
+from pagedbatch.job.journal import Journal, Manifest, ModelIdentity, finished_name, seal, unseal
 from pagedbatch.job.output import output_paths
 
 MANIFEST = Manifest(
@@ -206,15 +206,15 @@ def test_a_kept_journal_gives_way_to_another_run_only_when_its_output_was_writte
     with Journal.open(path, MANIFEST, num_rows=5) as journal:
         assert journal.is_complete
         journal.mark_finished()
-        marked = path.read_bytes()
-        journal.mark_finished()
-        assert path.read_bytes() == marked
+    assert not path.exists()
+    marked = finished_name(path).read_bytes()
     with Journal.open(path, MANIFEST, num_rows=5, retry_errors=True) as journal:
         assert journal.num_finished == 3
         journal.append(1, _record(1), ok=False)
     with pytest.raises(UsageError, match="is of another run"):  # the retry has not ended
         Journal.open(path, other, num_rows=5)
-    path.write_bytes(marked)
+    path.unlink()
+    finished_name(path).write_bytes(marked)
     with Journal.open(path, other, num_rows=5) as journal:
         assert journal.num_finished == 0
 

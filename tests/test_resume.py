@@ -58,7 +58,7 @@ def test_two_thousand_rows_in_a_pool_of_32_blocks(letters: Workplace) -> None:
     assert all(len(record["outputs"]) == 2 for record in records if record["status"] == "ok")
     assert letters.stats["memory"]["final_live_blocks"] == 0
     assert letters.stats["memory"]["peak_live_blocks"] <= 32
-    for path in (letters.output, letters.journal):
+    for path in (letters.output, letters.journal.with_suffix(".finished")):
         path.unlink()
 
     assert letters.run(_interrupt_after(700), **settings).exit_code == 130
@@ -82,6 +82,7 @@ def test_error_rows_are_retried_and_nothing_else(letters: Workplace) -> None:
     assert letters.run(view, num_blocks=4).exit_code == 3
     assert view.notices == ["2 rows are errors: the same command with --retry-errors runs these again"]
     assert [record["status"] for record in letters.records()] == ["ok", "error", "ok", "error"]
+    assert not letters.journal.exists()
     view = View()
     assert letters.run(view, num_blocks=4).exit_code == 3  # all is done: nothing runs
     assert view.opened_with is None
@@ -221,7 +222,7 @@ def test_parquet_output_says_what_jsonl_says(letters: Workplace) -> None:
     assert {path.name for path in letters.folder.iterdir()} == {
         "in.jsonl",
         "out.parquet",
-        "out.parquet.journal",
+        "out.parquet.finished",
         "out.stats.json",
     }
     table = parquet.read_table(output)

@@ -6,8 +6,9 @@ completion order, to whose JSON object one key is added at the end:
     {"id": "a", ..., "error": null, "journal": {"row": 0, "ok": true, "crc32": "89abcdef"}}
 
 The checksum covers the record, the row number and `ok`. Of two lines of one row the later counts, so that a row can be
-done again. Where the input has grown, a manifest that says so stands among the records (its row is -1). A journal kept
-for its error rows after the output was written ends in a mark that says so (row -2).
+done again. Where the input has grown, a manifest that says so stands among the records (its row is -1). A journal
+whose output is written ends in a mark that says so (row -2). Where error rows are left, or rows past a limit, it stays
+under another name, OUT.jsonl.finished, for a later run to go on from.
 
 Lines at the end that are cut or damaged were being written when the run was killed: they are cut off and their rows run
 again. A damaged line with whole ones behind it is another matter, the disk's or somebody's: the journal is refused.
@@ -167,6 +168,9 @@ class Journal:
         Raises:
             UsageError: another run has it open, it can't be written, it is damaged, or it belongs to other settings.
         """
+        if finished_name(path).exists() and not path.exists():
+            with suppress(OSError):  # another run was first
+                finished_name(path).replace(path)
         journal = cls(_open_locked(path), path, num_rows)
         try:
             if restart:
@@ -264,16 +268,18 @@ class Journal:
         self._release()
 
     def mark_finished(self) -> None:
-        """Notes that the output is written, and keeps the journal, for its error rows.
+        """Notes that the output is written, and keeps what the journal holds under its `finished_name`.
 
         A run with other settings or another input may from now on replace it, as it may replace the output.
         """
-        if self._is_finished:
-            return
         with suppress(OSError):  # without the mark the next run is only asked for --restart
-            self._write(seal(b'{"finished": true}', row=_FINISHED_ROW, ok=True))
-            self._is_finished = True
-            os.fsync(self._descriptor)
+            if not self._is_finished:
+                self._write(seal(b'{"finished": true}', row=_FINISHED_ROW, ok=True))
+                self._is_finished = True
+                os.fsync(self._descriptor)
+            if self._path is not None:
+                self._path.replace(finished_name(self._path))
+                sync_folder(self._path.parent)
 
     def remove(self) -> None:
         """Ends the journal's life: the output is written."""
@@ -409,6 +415,11 @@ class Journal:
         self.num_ok += (state == _OK) - (before == _OK)
         self.num_error += (state == _ERROR) - (before == _ERROR)
         self._states[row] = state
+
+
+def finished_name(path: Path) -> Path:
+    """Where the journal at `path` stays once its run is finished, for error rows or a higher limit to go on from."""
+    return path.with_suffix(".finished")
 
 
 def _open_locked(path: Path) -> int:

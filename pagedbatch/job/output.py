@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pagedbatch.errors import UsageError
 from pagedbatch.job.durable import temporary_name
+from pagedbatch.job.journal import finished_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def output_paths(output: str, input_name: str) -> OutputPaths | None:
         journal=path.with_name(path.name + ".journal"),
     )
     replaced = (paths.output, paths.stats)
-    for own in (*replaced, *map(temporary_name, replaced), paths.journal):
+    for own in (*replaced, *map(temporary_name, replaced), paths.journal, finished_name(paths.journal)):
         if input_name != "-" and own.exists() and Path(input_name).exists() and own.samefile(input_name):
             raise UsageError(f"--output {output} would overwrite the input {input_name}: choose another name")
     return paths
