@@ -137,8 +137,10 @@ def _drawn(tasks: list[SampleTask], scores: Tensor, rows: Tensor) -> Tensor:
 def _weights(tasks: list[SampleTask], scores: Tensor) -> Tensor:
     """What each token weighs in the draw, not normalised: float32 like `scores` [num_tasks, vocab_size]."""
     temperatures = [max(task.params.temperature, _LEAST_TEMPERATURE) for task in tasks]
+    if any(temperature != 1.0 for temperature in temperatures):
+        scores = scores / send(temperatures, torch.float32, scores.device).unsqueeze(1)
     return keep_likely_(
-        torch.softmax(scores / send(temperatures, torch.float32, scores.device).unsqueeze(1), dim=-1),
+        torch.softmax(scores, dim=-1),
         [task.params.top_k for task in tasks],
         [task.params.top_p for task in tasks],
         [task.params.min_p for task in tasks],

@@ -93,7 +93,7 @@ def _keep_nucleus_(weights: Tensor, rows: list[int], top_k: list[int], top_p: li
     chosen = weights if len(rows) == len(weights) else weights[index]
     ranked, token_ids = _ranked(*largest(chosen, look))
     floors = torch.where(has_top_k, ranked.gather(1, last_rank.unsqueeze(1)), 0.0)
-    stays = _stays(ranked, floors, shares, is_whole=~has_top_k)
+    stays = _stays(ranked, floors, shares, is_whole=~has_top_k if look < vocab_size else None)
     # Settled when the last token that stays is likelier than the last one seen: all its equals were seen then.
     lightest = ranked.gather(1, stays.sum(dim=-1, keepdim=True) - 1)
     settled = (lightest > ranked[:, -1:]).squeeze(1) if look < vocab_size else torch.ones_like(index, dtype=torch.bool)
