@@ -16,12 +16,14 @@ from pagedbatch.outputs import TopLogprobs
 NOT_NUMBERS = "the model's logits are not finite numbers (NaN or infinity) at this position"
 
 
-def log_normalisers(logits: Tensor) -> Tensor:
+def log_normalisers(logits: Tensor, probabilities: Tensor | None = None) -> Tensor:
     """The logsumexp of each row of float32 [num_rows, vocab_size]; not finite where the row holds NaN or infinity.
 
-    By way of softmax, which torch does several times as fast on a CPU.
+    By way of softmax, which torch does several times as fast on a CPU; `probabilities` is that of `logits`, if at hand.
     """
-    return logits.amax(dim=-1) - logits.softmax(dim=-1).amax(dim=-1).log()
+    if probabilities is None:
+        probabilities = logits.softmax(dim=-1)
+    return logits.amax(dim=-1) - probabilities.amax(dim=-1).log()
 
 
 def top_logprobs(wanted: list[int | None], scores: Tensor, normalisers: Tensor) -> list[Tensor]:

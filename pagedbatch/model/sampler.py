@@ -53,18 +53,22 @@ class Sampler:
         return results[:num_samples], results[num_samples:]
 
     def _sample(self, tasks: list[SampleTask], raw: Tensor) -> Pass[list[SampleResult]]:
-        normalisers = log_normalisers(raw)
+        probabilities = raw.softmax(dim=-1)
+        normalisers = log_normalisers(raw, probabilities)
         are_numbers = torch.isfinite(normalisers)
         scores, have_choice = self._processed(tasks, raw, are_numbers)
         row_of_draw = np.repeat(np.arange(len(tasks)), [len(task.sample_indices) for task in tasks])
-        drawn = self._draw(tasks, scores, row_of_draw)
+        if scores is raw and all(task.params.temperature == 1.0 for task in tasks):
+            drawn = _drawn(tasks, probabilities, send(row_of_draw, torch.int64, raw.device))
+        else:
+            drawn = self._draw(tasks, scores, row_of_draw)
 
         rows = send(row_of_draw, torch.int64, raw.device)
         shown, normalisers = _shown(tasks, raw, normalisers, scores)
         drawn_logprobs = shown[rows, drawn] - normalisers[rows]
         counts = [task.params.logprobs for task in tasks]
         tops = top_logprobs(counts, shown, normalisers)
-        del raw, scores, shown  # large, and not needed while the other passes are under way
+        del raw, scores, shown, probabilities  # large, and not needed while the other passes are under way
         token_ids, logprobs, numbers, choices, *listed = yield [drawn, drawn_logprobs, are_numbers, have_choice, *tops]
 
         results, start = [], 0
@@ -105,42 +109,45 @@ class Sampler:
         device = scores.device
         is_random = np.array([task.params.temperature > 0 for task in tasks])
         drawn = torch.empty(len(row_of_draw), dtype=torch.int64, device=device)
-        for kind, pick in ((False, _most_likely), (True, _drawn)):
+        for kind in (False, True):
             rows = np.flatnonzero(is_random == kind)
             if len(rows) == 0:
                 continue
             draws = np.flatnonzero(is_random[row_of_draw] == kind)
             own = scores if len(rows) == len(tasks) else scores[send(rows, torch.int64, device)]
             row_of_own = send(np.searchsorted(rows, row_of_draw[draws]), torch.int64, device)
-            drawn[send(draws, torch.int64, device)] = pick([tasks[i] for i in rows], own, row_of_own)
+            if kind:
+                random = [tasks[i] for i in rows]
+                picked = _drawn(random, _probabilities(random, own), row_of_own)
+            else:
+                picked = first_largest(own)[row_of_own]  # the lowest id among equals
+            drawn[send(draws, torch.int64, device)] = picked
         return drawn
 
 
-def _most_likely(tasks: list[SampleTask], scores: Tensor, rows: Tensor) -> Tensor:
-    """The likeliest token of the row of each draw, the lowest id among equals: int64 [num_draws]."""
-    return first_largest(scores)[rows]
-
-
-def _drawn(tasks: list[SampleTask], scores: Tensor, rows: Tensor) -> Tensor:
+def _drawn(tasks: list[SampleTask], probabilities: Tensor, rows: Tensor) -> Tensor:
     """A token for each sample index of each task, one after the other: int64 [num_draws].
 
     Args:
-        tasks: one a row of `scores`.
+        tasks: one a row of `probabilities`, which are overwritten.
         rows: int64 [num_draws], the row of each draw.
     """
-    weights = _weights(tasks, scores)
+    weights = _weights_(tasks, probabilities)
     counters = [(task.rng_key, index, task.position) for task in tasks for index in task.sample_indices]
     keys, indices, positions = np.array(counters, np.uint64).T
-    return invert_cdf(weights, rows, send(uniforms(keys, indices, positions), torch.float64, scores.device))
+    return invert_cdf(weights, rows, send(uniforms(keys, indices, positions), torch.float64, weights.device))
 
 
-def _weights(tasks: list[SampleTask], scores: Tensor) -> Tensor:
-    """What each token weighs in the draw, not normalised: float32 like `scores` [num_tasks, vocab_size]."""
+def _probabilities(tasks: list[SampleTask], scores: Tensor) -> Tensor:
+    """Probabilities at each task's temperature: float32 like `scores` [num_tasks, vocab_size]."""
     temperatures = [max(task.params.temperature, _LEAST_TEMPERATURE) for task in tasks]
-    if any(temperature != 1.0 for temperature in temperatures):
-        scores = scores / send(temperatures, torch.float32, scores.device).unsqueeze(1)
+    return torch.softmax(scores / send(temperatures, torch.float32, scores.device).unsqueeze(1), dim=-1)
+
+
+def _weights_(tasks: list[SampleTask], probabilities: Tensor) -> Tensor:
+    """What each token weighs in the draw, in place of its probability, and not normalised."""
     return keep_likely_(
-        torch.softmax(scores, dim=-1),
+        probabilities,
         [task.params.top_k for task in tasks],
         [task.params.top_p for task in tasks],
         [task.params.min_p for task in tasks],
@@ -160,7 +167,8 @@ def _shown(tasks: list[SampleTask], raw: Tensor, normalisers: Tensor, scores: Te
     shown[wanted] = scores[wanted]
     random = [i for i in wanted if tasks[i].params.temperature > 0]
     if random:
-        shown[random] = _weights([tasks[i] for i in random], scores[random]).log()
+        theirs = [tasks[i] for i in random]
+        shown[random] = _weights_(theirs, _probabilities(theirs, scores[random])).log()
     normalisers[wanted] = shown[wanted].logsumexp(dim=-1)
     return shown, normalisers
 
