@@ -31,12 +31,13 @@ endif
 # Shell: sets $$model.
 FIND_MODEL = model='$(MODEL)'; [ -n "$$model" ] || model=$$($(PY) recipes/demo_model.py) || exit 1
 
-.PHONY: help setup own-environment test lint fidelity kernels-check gpu-check $(RECIPES)
+.PHONY: help setup own-environment test lint audit fidelity kernels-check gpu-check $(RECIPES)
 
 help:
 	@echo "make demo                 answer recipes/data/demo.jsonl with SmolLM2-135M-Instruct"
 	@echo "make test                 run the tests"
 	@echo "make lint                 ruff and mypy"
+	@echo "make audit                look the tested versions up among known vulnerabilities"
 	@echo "make fidelity             greedy answers against Hugging Face's generate, on PROMPTS"
 	@echo "make kernels-check        compile the Triton kernels for each target, without a GPU: registers, spills, memory"
 	@echo "make gpu-check            the kernels and the engine on the GPU at hand; DRY=1: at toy size, without one"
@@ -70,6 +71,12 @@ lint: $(SETUP)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+
+# In an environment of its own: pip-audit's needs are not ours.
+audit: $(SETUP)
+	@$(PY) -m venv $(or $(strip $(VENV)),.venv)/audit
+	@$(or $(strip $(VENV)),.venv)/audit/bin/python -m pip install -q pip-audit
+	@$(or $(strip $(VENV)),.venv)/audit/bin/pip-audit -r constraints.txt --no-deps --disable-pip
 
 fidelity: $(SETUP)
 	@$(FIND_MODEL); $(PY) tests/check_fidelity.py "$$model" $(PROMPTS)
