@@ -16,7 +16,8 @@ from pagedbatch.job.fingerprint import model_fingerprint
 from pagedbatch.job.finish import clear_leftovers, read_stats, write_output, write_stats
 from pagedbatch.job.hub import go_offline_if_needed
 from pagedbatch.job.interrupts import EXIT_INTERRUPTED, Interrupts
-from pagedbatch.job.journal import Journal, Manifest, ModelIdentity
+from pagedbatch.job.journal import Journal
+from pagedbatch.job.journal_lines import Manifest, ModelIdentity
 from pagedbatch.job.keep import KeptColumns
 from pagedbatch.job.loop import RowLoop, RowsView
 from pagedbatch.job.output import OutputPaths, output_paths

@@ -22,114 +22,23 @@ import json
 import os
 import tempfile
 import time
-import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from pagedbatch.errors import RunError, UsageError
 from pagedbatch.job.durable import sync_folder, write_at
-from pagedbatch.job.fingerprint import Content
+from pagedbatch.job.journal_lines import BEGINNING, FINISHED_ROW, FORMAT, MANIFEST_ROW, Entry, Manifest, seal, unseal
 
-FORMAT = 2
 #: A power cut loses no more than this: so long, or so many rows, may stand written and not yet on the disk.
 _SYNC_SECONDS = 1.0
 _SYNC_ROWS = 10_000
 _READ_BYTES = 1 << 12
-_BEGINNING = b'{"pagedbatch_journal": '
-_TRAILER = b', "journal": '
-_MANIFEST_ROW = -1
-_FINISHED_ROW = -2
 _ADVICE = "pass --restart to begin anew, or choose another --output"
 _NOT_FINISHED, _OK, _ERROR = range(3)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelIdentity:
-    """The model as it was named, and what its files say; the latter counts."""
-
-    name: str
-    fingerprint: str
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What the results of a run depend on, and for the record the versions that made them.
-
-    Two runs whose manifests differ in anything but `versions`, or in rows added to the input, don't share a journal.
-    """
-
-    input: Content
-    model: ModelIdentity
-    settings: Mapping[str, Any]
-    versions: Mapping[str, str]
-
-    def stored(self) -> dict[str, Any]:
-        return {
-            "pagedbatch_journal": FORMAT,
-            "input": self.input.stored(),
-            "model": {"name": self.model.name, "fingerprint": self.model.fingerprint},
-            "settings": json.loads(json.dumps(dict(self.settings))),
-            "versions": dict(self.versions),
-        }
-
-    def encode(self) -> bytes:
-        return seal(json.dumps(self.stored(), ensure_ascii=False).encode(), row=_MANIFEST_ROW, ok=True)
-
-    def differences(self, stored: Mapping[str, Any]) -> list[str]:
-        """What differs from a stored manifest, in words."""
-        mine = self.stored()
-        found = [self.input.change_since(stored["input"])]
-        was = stored["model"]
-        if was["fingerprint"] != self.model.fingerprint:
-            renamed = was["name"] != self.model.name
-            found.append(
-                f"model: was {was['name']!r}, now {self.model.name!r}" if renamed else "model: its files changed"
-            )
-        for name in dict.fromkeys([*stored["settings"], *mine["settings"]]):
-            old, new = stored["settings"].get(name), mine["settings"].get(name)
-            if old != new:
-                found.append(f"{name}: was {old!r}, now {new!r}")
-        return [difference for difference in found if difference is not None]
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A line of the journal that is whole: the record as it goes to the output, and what the journal added."""
-
-    record: bytes
-    row: int
-    ok: bool
-
-
-def seal(record: bytes, *, row: int, ok: bool) -> bytes:
-    """A journal line, with its line end, from the bytes of a JSON object."""
-    word = b"true" if ok else b"false"
-    checksum = _checksum(record, row, ok)
-    return b'%b%b{"row": %d, "ok": %b, "crc32": "%08x"}}\n' % (record[:-1], _TRAILER, row, word, checksum)
-
-
-def unseal(line: bytes) -> Entry | None:
-    """The entry in a journal line, or None if it is cut or damaged."""
-    body, found, rest = line.rpartition(_TRAILER)
-    if not found or not rest.endswith(b"}\n"):
-        return None
-    record = body + b"}"
-    try:
-        trailer = json.loads(rest[:-2])
-        row, ok, checksum = trailer["row"], trailer["ok"], trailer["crc32"]
-        whole = checksum == f"{_checksum(record, row, ok):08x}"
-    except (ValueError, KeyError, TypeError):
-        return None
-    return Entry(record, row, ok) if whole else None
-
-
-def _checksum(record: bytes, row: int, ok: bool) -> int:
-    return zlib.crc32(b"%d %d" % (row, ok), zlib.crc32(record))
 
 
 class Journal:
@@ -274,7 +183,7 @@ class Journal:
         """
         with suppress(OSError):  # without the mark the next run is only asked for --restart
             if not self._is_finished:
-                self._write(seal(b'{"finished": true}', row=_FINISHED_ROW, ok=True))
+                self._write(seal(b'{"finished": true}', row=FINISHED_ROW, ok=True))
                 self._is_finished = True
                 os.fsync(self._descriptor)
             if self._path is not None:
@@ -342,7 +251,7 @@ class Journal:
     def _take_up(self, manifest: Manifest, retry_errors: bool) -> None:
         lines = self._lines()
         _, first, entry = next(lines, (0, b"", None))
-        if not first.endswith(b"\n") and _BEGINNING.startswith(first[: len(_BEGINNING)]):
+        if not first.endswith(b"\n") and BEGINNING.startswith(first[: len(BEGINNING)]):
             # new, or killed before its first line was whole
             self._begin(manifest)
             return
@@ -356,8 +265,8 @@ class Journal:
                 raise UsageError(self._damage_message(torn))
             else:
                 self._end = offset + len(line)
-                self._is_finished = entry.row == _FINISHED_ROW
-                if entry.row == _MANIFEST_ROW:
+                self._is_finished = entry.row == FINISHED_ROW
+                if entry.row == MANIFEST_ROW:
                     stored = self._read_manifest(entry)
                 elif 0 <= entry.row < len(self._states):
                     self._enter(entry.row, offset, entry.ok)
@@ -395,7 +304,7 @@ class Journal:
 
     def _read_manifest(self, entry: Entry | None) -> dict[str, Any]:
         stored: dict[str, Any] = {}
-        if entry is not None and entry.row == _MANIFEST_ROW:
+        if entry is not None and entry.row == MANIFEST_ROW:
             with suppress(ValueError):
                 stored = json.loads(entry.record)
         if stored.get("pagedbatch_journal") != FORMAT:

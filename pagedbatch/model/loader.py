@@ -51,10 +51,6 @@ class LoadedModel:
     device: torch.device
     defaults: ModelDefaults
 
-    @property
-    def weight_bytes(self) -> int:
-        return sum(p.numel() * p.element_size() for p in self.model.parameters())
-
 
 def load_config(model: str, *, trust_remote_code: bool = False) -> Any:
     """The model's text config.
