@@ -17,7 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
 from pagedbatch.model.attention import ATTENTION_NAME, register_attention
+from pagedbatch.model.forward import ForwardName
 from pagedbatch.model.input_batch import InputBatch
+from pagedbatch.model.lean import LEAN_MODEL_TYPES
 from pagedbatch.model.loader import LoadedModel, ModelDefaults
 from pagedbatch.model.runner import ModelRunner
 from pagedbatch.model.support import SUPPORTED_MODEL_TYPES, check_supported
@@ -113,27 +115,26 @@ TOLERANCE = 1e-4
 class RecordingRunner(ModelRunner):
     """Keeps the logits of every draw, by the position that they follow and the last token there."""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.seen: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+        self._forward_of_step, self._forward = self._forward, self._recorded
+
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         self._step = step
         return super().execute(step)
 
-    def _forward(self, batch: InputBatch) -> Tensor:
-        logits = super()._forward(batch)
+    def _recorded(self, batch: InputBatch) -> Tensor:
+        logits = self._forward_of_step(batch)
         for task, row in zip(self._step.samples, logits, strict=True):
             scheduled = self._step.sequences[task.row]
             length = scheduled.context_len + len(scheduled.token_ids)
             self.seen.setdefault((length, task.sample_indices), row.clone())
         return logits
 
-    @property
-    def seen(self) -> dict[tuple[int, tuple[int, ...]], Tensor]:
-        return self.__dict__.setdefault("_seen", {})
 
-
-@pytest.fixture(params=sorted(FAMILIES))
-def eager_and_paged(request: pytest.FixtureRequest) -> tuple[Any, LoadedModel]:
+def eager_and_paged(family: str) -> tuple[Any, LoadedModel]:
     """The same random model twice: Hugging Face's eager attention, and ours."""
-    family = request.param
     common = {name: value for name, value in COMMON.items() if not (family in MHA_ONLY and name in GQA_KEYS)}
     config = AutoConfig.for_model(family, **{**common, **FAMILIES[family]})
     check_supported(config)
@@ -148,10 +149,18 @@ def eager_and_paged(request: pytest.FixtureRequest) -> tuple[Any, LoadedModel]:
     return eager, LoadedModel(ours, ours.config, torch.float32, torch.device("cpu"), defaults)
 
 
-def test_logits_equal_eager(eager_and_paged: tuple[Any, LoadedModel]) -> None:
-    eager, loaded = eager_and_paged
-    runner = RecordingRunner.create(loaded, block_size=8, num_blocks=64)
+@pytest.mark.parametrize(
+    ("family", "forward"),
+    [*((name, "plain") for name in sorted(FAMILIES)), *((name, "lean") for name in sorted(LEAN_MODEL_TYPES))],
+)
+def test_logits_equal_eager(family: str, forward: str) -> None:
+    eager, loaded = eager_and_paged(family)
+    asked: ForwardName = "plain" if forward == "plain" else "auto"
+    runner = RecordingRunner.create(loaded, forward=asked, block_size=8, num_blocks=64)
     assert isinstance(runner, RecordingRunner)
+    if forward == "lean" and runner.backend_name != "cpu":
+        pytest.skip("the lean forward needs the CPU's library, and it can't be built here")
+    assert runner.forward_name == forward
     config = EngineConfig(num_blocks=64, block_size=8, max_num_batched_tokens=17, check_invariants=True)
     engine = Engine(config, runner)
     engine.add(Request(0, PROMPT, GenerationParams(n=3, temperature=1.0, max_tokens=12, ignore_eos=True), rng_key=5))

@@ -121,6 +121,9 @@ def run(
     swap_space: Annotated[str | None, _engine(help="Host memory for swapped blocks. (default: 1GiB)")] = None,
     prefix_cache: Annotated[bool | None, _engine("--prefix-cache/--no-prefix-cache", help="(default: on)")] = None,
     attention: Annotated[str | None, _engine(help="auto, triton, cpu or torch. (default: auto)")] = None,
+    forward: Annotated[
+        str | None, _engine(help="auto, or plain: transformers' own, also where there is a leaner one. (default: auto)")
+    ] = None,
     device: Annotated[str | None, _engine(help="auto, cpu or cuda. (default: auto)")] = None,
     dtype: Annotated[str | None, _engine(help="auto, float32, bfloat16 or float16. (default: auto)")] = None,
     output: Annotated[str | None, _output("--output", "-o", help=_OUTPUT_HELP)] = None,

@@ -189,6 +189,7 @@ class _Run:
                 self.text.defaults.generation,
                 used={
                     "attention": runner.backend_name,
+                    "forward": runner.forward_name,
                     "num_blocks": runner.num_blocks,
                     "device": str(self.device.loaded.device),
                     "dtype": str(self.device.loaded.dtype).removeprefix("torch."),

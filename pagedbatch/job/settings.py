@@ -64,6 +64,7 @@ class RunSettings:
     swap_space: int = 2**30
     prefix_cache: bool = True
     attention: str = "auto"
+    forward: Literal["auto", "plain"] = "auto"
     device: str = "auto"
     dtype: str = "auto"
     trust_remote_code: bool = False
@@ -178,6 +179,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "swap_space": parse_size,
     "prefix_cache": _switch,
     "attention": _choice("auto", "triton", "cpu", "torch"),
+    "forward": _choice("auto", "plain"),
     "device": _choice("auto", "cpu", "cuda"),
     "dtype": _choice("auto", "float32", "bfloat16", "float16"),
     "trust_remote_code": _switch,

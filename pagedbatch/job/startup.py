@@ -103,6 +103,8 @@ def open_device_side(settings: RunSettings, text: TextSide) -> DeviceSide:
     runner = ModelRunner.create(
         loaded,
         attention=settings.attention,
+        forward=settings.forward,
+        keep_model=False,
         block_size=settings.block_size,
         num_blocks=settings.num_blocks,
         kv_memory=settings.kv_memory,

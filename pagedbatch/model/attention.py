@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +39,13 @@ class PagedAttention:
     def begin_step(self, batch: AttentionBatch) -> None:
         self.batch, self.seconds, self.calls = batch, 0.0, 0
 
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Adds what runs inside to `seconds`."""
+        began = time.perf_counter()
+        yield
+        self.seconds += time.perf_counter() - began
+
 
 def register_attention() -> None:
     """Makes `attn_implementation="pagedbatch"` known to transformers."""
@@ -68,20 +77,19 @@ def paged_attention_forward(
     Returns:
         [1, num_tokens, num_heads, head_size], and no weights.
     """
-    began = time.perf_counter()
     paged: PagedAttention = module.paged_attention
     assert paged.batch is not None
     layer_cache = paged.cache[module.layer_idx]
-    paged.backend.write_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), layer_cache, paged.batch.slot_mapping)
-    output = paged.backend.paged_attention(
-        query[0].transpose(0, 1),
-        layer_cache,
-        paged.batch,
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        sliding_window=sliding_window,
-        softcap=softcap,
-        sinks=s_aux,
-    )
-    paged.seconds += time.perf_counter() - began
+    with paged.timed():
+        paged.backend.write_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), layer_cache, paged.batch.slot_mapping)
+        output = paged.backend.paged_attention(
+            query[0].transpose(0, 1),
+            layer_cache,
+            paged.batch,
+            scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            sinks=s_aux,
+        )
     paged.calls += 1
     return output.unsqueeze(0), None

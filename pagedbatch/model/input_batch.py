@@ -19,13 +19,15 @@ class InputBatch:
     """What one forward takes.
 
     `logits_indices` are the flat positions whose logits are needed: the last token of each row of `rows_needed`, then
-    those that the step's prompt tasks score.
+    those that the step's prompt tasks score. `last_attention` is the attention of these positions alone, each a
+    sequence of its own: all that the last layer has to compute. It is None where it would save nothing.
     """
 
     input_ids: Tensor  #: int64 [1, num_tokens]
     position_ids: Tensor  #: int64 [1, num_tokens]
     logits_indices: Tensor  #: int64 [num_logits]
     attention: AttentionBatch
+    last_attention: AttentionBatch | None = None
 
 
 def rows_needed(step: SchedulerOutput) -> list[int]:
@@ -73,19 +75,23 @@ class InputBatcher:
             ]
         )
         input_ids, position_ids, logits_indices, slots, tables, seq_lens, starts = tensors
+        attention = AttentionBatch(
+            block_tables=tables.view(block_tables.shape).int(),
+            seq_lens=seq_lens.int(),
+            query_start_loc=starts.int(),
+            slot_mapping=slots,
+            max_query_len=int(query_lens.max()),
+            max_seq_len=int((context_lens + query_lens).max()),
+            shared_prefixes=self._shared_prefixes(sequences, query_lens.tolist(), query_start_loc.tolist()),
+        )
+        needed = rows_needed(step)
+        saves = self._device.type == "cpu" and not step.prompts and 0 < len(needed) < num_tokens
         return InputBatch(
             input_ids=input_ids.unsqueeze(0),
             position_ids=position_ids.unsqueeze(0),
             logits_indices=logits_indices,
-            attention=AttentionBatch(
-                block_tables=tables.view(block_tables.shape).int(),
-                seq_lens=seq_lens.int(),
-                query_start_loc=starts.int(),
-                slot_mapping=slots,
-                max_query_len=int(query_lens.max()),
-                max_seq_len=int((context_lens + query_lens).max()),
-                shared_prefixes=self._shared_prefixes(sequences, query_lens.tolist(), query_start_loc.tolist()),
-            ),
+            attention=attention,
+            last_attention=_last_tokens(attention, needed) if saves else None,
         )
 
     def _upload(self, arrays: list[np.ndarray]) -> list[Tensor]:
@@ -108,6 +114,18 @@ class InputBatcher:
         context_lens = [s.context_len for s in sequences]
         groups = find_prefix_groups(tables, query_lens, context_lens, self._block_size, self._prefix_costs)
         return SharedPrefixes.from_groups(groups, tables, query_start_loc, self._block_size, self._device)
+
+
+def _last_tokens(attention: AttentionBatch, rows: list[int]) -> AttentionBatch:
+    """The attention of the last token of each of `rows`, in their order; its K/V stand in the cache already."""
+    return AttentionBatch(
+        block_tables=attention.block_tables[rows],
+        seq_lens=attention.seq_lens[rows],
+        query_start_loc=torch.arange(len(rows) + 1, dtype=torch.int32),
+        slot_mapping=attention.slot_mapping[:0],
+        max_query_len=1,
+        max_seq_len=attention.max_seq_len,
+    )
 
 
 def _pack_block_tables(sequences: list[ScheduledSequence]) -> np.ndarray:

@@ -13,10 +13,10 @@ from functools import partial
 import torch
 from pagedbatch_kernels.interface import AttentionShape, Backend, CacheShape
 
-from pagedbatch.errors import RunError
 from pagedbatch.model.attention import PagedAttention
 from pagedbatch.model.backends import choose_backend
-from pagedbatch.model.input_batch import InputBatch, InputBatcher, rows_needed
+from pagedbatch.model.forward import ForwardName, choose_forward
+from pagedbatch.model.input_batch import InputBatcher, rows_needed
 from pagedbatch.model.kv_cache import KVCache, cache_shape, choose_num_blocks
 from pagedbatch.model.loader import LoadedModel
 from pagedbatch.model.sampler import Sampler
@@ -27,12 +27,30 @@ from pagedbatch.outputs import ModelRunnerOutput, SchedulerOutput, StepSeconds
 class ModelRunner:
     """A loaded model, its cache and a kernel backend."""
 
-    def __init__(self, loaded: LoadedModel, backend_name: str, backend: Backend, cache: KVCache) -> None:
-        self._loaded = loaded
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        backend_name: str,
+        backend: Backend,
+        cache: KVCache,
+        *,
+        forward: ForwardName = "auto",
+        keep_model: bool = True,
+        notice: Callable[[str], None] = partial(print, file=sys.stderr),  # noqa: B008
+    ) -> None:
+        self._dtype = loaded.dtype
         self.backend_name = backend_name
         self._cache = cache
         self._attention = PagedAttention(backend, cache.device_cache)
-        self._attention.bind(loaded.model)
+        self.forward_name, self._forward = choose_forward(
+            forward,
+            loaded.model,
+            self._attention,
+            backend_name=backend_name,
+            num_layers=cache.shape.num_layers,
+            keep_model=keep_model,
+            notice=notice,
+        )
         attention = AttentionShape(
             num_heads=loaded.config.num_attention_heads,
             num_kv_heads=cache.shape.num_kv_heads,
@@ -49,6 +67,8 @@ class ModelRunner:
         loaded: LoadedModel,
         *,
         attention: str = "auto",
+        forward: ForwardName = "auto",
+        keep_model: bool = True,
         block_size: int = 16,
         num_blocks: int | None = None,
         kv_memory: int | None = None,
@@ -60,6 +80,8 @@ class ModelRunner:
 
         Args:
             attention: the backend's name, or "auto".
+            forward: "plain" for the library's own; "auto" takes the lean one where there is one.
+            keep_model: False lets the runner take the weights out of `loaded.model`, which can't be called afterwards.
             num_blocks, kv_memory: the size of the pool in blocks or in bytes; neither: a share of the free memory.
             swap_space: bytes of host memory for preempted groups.
             max_num_seqs: no unasked pool is larger than this many sequences of the model's full length.
@@ -79,7 +101,7 @@ class ModelRunner:
             most_useful=max_num_seqs * -(-loaded.defaults.max_model_len // block_size),
         )
         cache = KVCache(backend, shape, chosen, swap_space // block_bytes, loaded.dtype, loaded.device)
-        return cls(loaded, backend_name, backend, cache)
+        return cls(loaded, backend_name, backend, cache, forward=forward, keep_model=keep_model, notice=notice)
 
     @property
     def num_blocks(self) -> int:
@@ -91,7 +113,7 @@ class ModelRunner:
 
     @property
     def block_bytes(self) -> int:
-        return self._cache.shape.block_bytes(self._loaded.dtype)
+        return self._cache.shape.block_bytes(self._dtype)
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
@@ -111,23 +133,3 @@ class ModelRunner:
             sampling=ended - forwarded,
         )
         return ModelRunnerOutput(samples, beams, seconds, prompts)
-
-    def _forward(self, batch: InputBatch) -> torch.Tensor:
-        """Logits [num_logits, vocab_size] of the positions that need them.
-
-        Raises:
-            RunError: a layer computed its attention elsewhere: the pool was bypassed.
-        """
-        output = self._loaded.model(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            use_cache=False,
-            logits_to_keep=batch.logits_indices,
-        )
-        if self._attention.calls != self._cache.shape.num_layers:
-            raise RunError(
-                f"{self._attention.calls} of {self._cache.shape.num_layers} layers attended through the KV pool: "
-                f"model type {self._loaded.config.model_type!r} does not route its attention through it"
-            )
-        logits: torch.Tensor = output.logits[0]
-        return logits

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-SOURCES = ("attention.cpp", "cache.cpp")
+SOURCES = ("attention.cpp", "cache.cpp", "layers.cpp")
 HEADERS = ("step.h", "tile.h", "vec.h")
 #: No -ffast-math: masked scores are -inf.
 _FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-shared", "-fPIC", "-fvisibility=default", "-fno-math-errno")

@@ -1,0 +1,169 @@
+"""What stands between a decoder's matrix products on a CPU: norms, rotations, gates, by the library that `build` makes.
+
+Float32 or bfloat16 throughout, contiguous, one row a token. A row's result doesn't depend on the other rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pagedbatch_kernels.cpu.build import load_library
+
+
+class Rotation(ctypes.Structure):
+    """The arguments of `rotate_and_store`: `pagedbatch::Rotation` of layers.cpp, field by field."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("qkv", "layer_cache", "cosine", "sine")),
+        *((name, ctypes.c_void_p) for name in ("query_norm", "key_norm", "slots")),
+        *((name, ctypes.c_int64) for name in ("num_tokens", "num_slots")),
+        *((name, ctypes.c_int32) for name in ("num_heads", "num_kv_heads", "head_size")),
+        ("epsilon", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("is_bfloat16", "num_threads")),
+    )
+
+
+class LayerOps:
+    """The functions of one loaded library.
+
+    Args:
+        notice: takes one line when the library has to be built first.
+
+    Raises:
+        BuildError: there is none and it can't be built.
+    """
+
+    def __init__(self, notice: Callable[[str], None]) -> None:
+        library = load_library(notice)
+        self._rms_norm = library.pagedbatch_rms_norm
+        self._rms_norm.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2 + [ctypes.c_float] + [ctypes.c_int32] * 2
+        self._rms_norm.restype = None
+        self._silu_mul = library.pagedbatch_silu_mul
+        self._silu_mul.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 2 + [ctypes.c_int32] * 2
+        self._silu_mul.restype = None
+        self._rotate_and_store = library.pagedbatch_rotate_and_store
+        self._rotate_and_store.argtypes = [ctypes.POINTER(Rotation)]
+        self._rotate_and_store.restype = ctypes.c_bool
+
+    def rms_norm(self, values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Rows of `values` [num_tokens, size] with a mean square of 1, times `weight` [size] (arXiv 1910.07467).
+
+        Raises:
+            ValueError: the tensors don't fit each other.
+        """
+        num_rows, size = values.shape
+        _check(values, values.dtype, (num_rows, size))
+        _check(weight, values.dtype, (size,))
+        result = torch.empty_like(values)
+        self._rms_norm(
+            values.data_ptr(),
+            weight.data_ptr(),
+            result.data_ptr(),
+            num_rows,
+            size,
+            epsilon,
+            _is_bfloat16(values),
+            torch.get_num_threads(),
+        )
+        return result
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up: [num_tokens, size] from [num_tokens, 2 * size], gates first (arXiv 2002.05202).
+
+        Raises:
+            ValueError: not such a tensor.
+        """
+        num_rows, width = gate_up.shape
+        _check(gate_up, gate_up.dtype, (num_rows, width))
+        result = gate_up.new_empty(num_rows, width // 2)
+        self._silu_mul(
+            gate_up.data_ptr(),
+            result.data_ptr(),
+            num_rows,
+            width // 2,
+            _is_bfloat16(gate_up),
+            torch.get_num_threads(),
+        )
+        return result
+
+    def rotate_and_store(
+        self,
+        qkv: Tensor,
+        layer_cache: Tensor,
+        slot_mapping: Tensor,
+        rotation: tuple[Tensor, Tensor] | None,
+        *,
+        query_norm: Tensor | None = None,
+        key_norm: Tensor | None = None,
+        epsilon: float = 0.0,
+    ) -> None:
+        """Norms and rotates queries in place, and writes keys, treated alike, and values into the cache.
+
+        Args:
+            qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_size]: queries, keys, values. Keys stay as they were.
+            layer_cache: [2, num_blocks, block_size, num_kv_heads, head_size].
+            slot_mapping: int64 [num_tokens].
+            rotation: cosines and sines, each [num_tokens, head_size]; None: positions are not encoded.
+            query_norm, key_norm: [head_size], weights of an RMS norm of each head; None: there is none.
+            epsilon: of those norms.
+
+        Raises:
+            ValueError: shapes or dtypes that don't fit each other.
+            IndexError: a slot outside the cache.
+        """
+        num_tokens, width, head_size = qkv.shape
+        _, num_blocks, block_size, num_kv_heads, _ = layer_cache.shape
+        _check(qkv, qkv.dtype, (num_tokens, width, head_size))
+        _check(layer_cache, qkv.dtype, (2, num_blocks, block_size, num_kv_heads, head_size))
+        _check(slot_mapping, torch.int64, (num_tokens,))
+        for table in rotation or ():
+            _check(table, qkv.dtype, (num_tokens, head_size))
+        for norm in (query_norm, key_norm):
+            if norm is not None:
+                _check(norm, qkv.dtype, (head_size,))
+        inside = self._rotate_and_store(
+            ctypes.byref(
+                Rotation(
+                    qkv=qkv.data_ptr(),
+                    layer_cache=layer_cache.data_ptr(),
+                    cosine=None if rotation is None else rotation[0].data_ptr(),
+                    sine=None if rotation is None else rotation[1].data_ptr(),
+                    query_norm=None if query_norm is None else query_norm.data_ptr(),
+                    key_norm=None if key_norm is None else key_norm.data_ptr(),
+                    slots=slot_mapping.data_ptr(),
+                    num_tokens=num_tokens,
+                    num_slots=num_blocks * block_size,
+                    num_heads=width - 2 * num_kv_heads,
+                    num_kv_heads=num_kv_heads,
+                    head_size=head_size,
+                    epsilon=epsilon,
+                    is_bfloat16=_is_bfloat16(qkv),
+                    num_threads=torch.get_num_threads(),
+                )
+            )
+        )
+        if not inside:
+            raise IndexError(f"a slot lies outside the {num_blocks * block_size} of the cache")
+
+
+def _is_bfloat16(tensor: Tensor) -> bool:
+    """
+    Raises:
+        ValueError: it is neither bfloat16 nor float32.
+    """
+    if tensor.dtype not in (torch.bfloat16, torch.float32):
+        raise ValueError(f"expected float32 or bfloat16, got {tensor.dtype}")
+    return tensor.dtype == torch.bfloat16
+
+
+def _check(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """
+    Raises:
+        ValueError: it is another kind of tensor.
+    """
+    if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous() or tensor.device.type != "cpu":
+        raise ValueError(f"expected contiguous {dtype} {list(shape)}, got {tensor.dtype} {list(tensor.shape)}")

@@ -1,0 +1,73 @@
+"""From a step's batch to logits: which way a model is run. Knows no task and no sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+from torch import Tensor
+
+from pagedbatch.errors import RunError
+from pagedbatch.model.attention import PagedAttention
+from pagedbatch.model.input_batch import InputBatch
+
+#: Logits [num_logits, vocab_size] of the batch's `logits_indices`.
+Forward: TypeAlias = Callable[[InputBatch], Tensor]
+
+ForwardName: TypeAlias = Literal["auto", "plain"]
+
+
+class PlainForward:
+    """The library's own forward, whose attention layers are bound to ours."""
+
+    def __init__(self, model: Any, attention: PagedAttention, num_layers: int) -> None:
+        self._model = model
+        self._attention = attention
+        self._num_layers = num_layers
+        attention.bind(model)
+
+    def __call__(self, batch: InputBatch) -> Tensor:
+        """
+        Raises:
+            RunError: a layer computed its attention elsewhere: the pool was bypassed.
+        """
+        output = self._model(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            logits_to_keep=batch.logits_indices,
+        )
+        if self._attention.calls != self._num_layers:
+            raise RunError(
+                f"{self._attention.calls} of {self._num_layers} layers attended through the KV pool: "
+                f"model type {self._model.config.model_type!r} does not route its attention through it"
+            )
+        logits: Tensor = output.logits[0]
+        return logits
+
+
+def choose_forward(
+    name: ForwardName,
+    model: Any,
+    attention: PagedAttention,
+    *,
+    backend_name: str,
+    num_layers: int,
+    keep_model: bool,
+    notice: Callable[[str], None],
+) -> tuple[str, Forward]:
+    """The lean forward where "auto" may take it, else the plain one; and its name.
+
+    Args:
+        backend_name: the attention backend's; the lean forward needs the CPU's library.
+        keep_model: leave `model` its weights, whichever way it runs.
+        notice: takes one line when that library has to be built first.
+    """
+    if name == "auto" and backend_name == "cpu":
+        from pagedbatch_kernels.cpu.layers import LayerOps
+
+        from pagedbatch.model.lean import LeanForward, can_run_lean
+
+        if can_run_lean(model):
+            return "lean", LeanForward(model, attention, LayerOps(notice), keep_model=keep_model)
+    return "plain", PlainForward(model, attention, num_layers)

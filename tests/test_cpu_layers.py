@@ -1,0 +1,106 @@
+"""The CPU's norms, rotations and gates against the same formulas in torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pagedbatch_kernels.cpu.build import can_load
+from pagedbatch_kernels.cpu.layers import LayerOps
+from torch import Tensor
+
+pytestmark = pytest.mark.skipif(not can_load(), reason="there is no C++ compiler here")
+
+#: Rounding once of what is computed in float32: half a unit in the last of 8 bits, or of 24 after a few sums.
+TOLERANCE = {torch.bfloat16: {"rtol": 2**-8, "atol": 1e-6}, torch.float32: {"rtol": 1e-5, "atol": 1e-6}}
+DTYPES = list(TOLERANCE)
+
+
+@pytest.fixture(scope="module")
+def ops() -> LayerOps:
+    return LayerOps(lambda line: None)
+
+
+def normed(values: Tensor, weight: Tensor | None) -> Tensor:
+    values = values.float()
+    if weight is None:
+        return values
+    return values * torch.rsqrt(values.pow(2).mean(-1, keepdim=True) + 1e-5) * weight.float()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 15, 64, 577])
+def test_rms_norm(ops: LayerOps, dtype: torch.dtype, size: int) -> None:
+    values, weight = torch.randn(9, size).to(dtype), torch.randn(size).to(dtype)
+    torch.testing.assert_close(ops.rms_norm(values, weight, 1e-5).float(), normed(values, weight), **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 17, 96])
+def test_silu_mul(ops: LayerOps, dtype: torch.dtype, size: int) -> None:
+    gate_up = (20 * torch.randn(9, 2 * size)).to(dtype)
+    gate_up[0, 0], gate_up[1, 0] = 200.0, -200.0
+    gate, up = gate_up.float().split(size, dim=-1)
+    torch.testing.assert_close(ops.silu_mul(gate_up).float(), torch.nn.functional.silu(gate) * up, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_size", [2, 34, 64])
+@pytest.mark.parametrize("rotates", [True, False])
+@pytest.mark.parametrize("has_norms", [True, False])
+def test_rotate_and_store(ops: LayerOps, dtype: torch.dtype, head_size: int, rotates: bool, has_norms: bool) -> None:
+    num_heads, num_kv_heads, slots = 6, 2, torch.tensor([33, 0, 17, 5, 47])
+    qkv = torch.randn(len(slots), num_heads + 2 * num_kv_heads, head_size).to(dtype)
+    cache = torch.full((2, 6, 8, num_kv_heads, head_size), 7.0, dtype=dtype)
+    cosine, sine = torch.randn(2, len(slots), head_size).to(dtype)
+    norms = torch.randn(2, head_size).to(dtype) if has_norms else (None, None)
+
+    def turned(heads: Tensor, norm: Tensor | None) -> Tensor:
+        heads = normed(heads, norm)
+        if not rotates:
+            return heads
+        first, second = heads.chunk(2, dim=-1)
+        halves = torch.cat([-second, first], dim=-1)
+        return heads * cosine.float().unsqueeze(1) + halves * sine.float().unsqueeze(1)
+
+    queries, keys, values = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    expected_queries, expected_keys = turned(queries, norms[0]), turned(keys, norms[1])
+    values = values.clone()
+    ops.rotate_and_store(
+        qkv, cache, slots, (cosine, sine) if rotates else None, query_norm=norms[0], key_norm=norms[1], epsilon=1e-5
+    )
+    # A difference of two products may cancel: what is left is off by the rounding of the products.
+    tolerance = {**TOLERANCE[dtype], "atol": 1e-5}
+    stored = cache.view(2, 48, num_kv_heads, head_size)
+    torch.testing.assert_close(qkv[:, :num_heads].float(), expected_queries, **tolerance)
+    torch.testing.assert_close(stored[0, slots].float(), expected_keys, **tolerance)
+    assert torch.equal(stored[1, slots], values)
+    untouched = torch.ones(48, dtype=torch.bool)
+    untouched[slots] = False
+    assert (stored[:, untouched] == 7).all()
+
+
+def test_a_row_is_the_same_in_any_batch(ops: LayerOps) -> None:
+    values, weight = torch.randn(500, 576), torch.randn(576)
+    alone = torch.cat([ops.rms_norm(row.unsqueeze(0), weight, 1e-5) for row in values])
+    assert torch.equal(ops.rms_norm(values, weight, 1e-5), alone)
+
+
+def test_a_slot_outside_the_cache_writes_nothing(ops: LayerOps) -> None:
+    qkv, cache = torch.randn(2, 4, 8), torch.zeros(2, 3, 4, 1, 8)
+    before = qkv.clone()
+    for slot in (-1, 12):
+        with pytest.raises(IndexError, match="outside the 12"):
+            ops.rotate_and_store(qkv, cache, torch.tensor([0, slot]), None)
+    assert torch.equal(qkv, before)
+    assert not cache.any()
+
+
+def test_what_does_not_fit_is_refused(ops: LayerOps) -> None:
+    with pytest.raises(ValueError, match="expected contiguous"):
+        ops.rms_norm(torch.randn(2, 8), torch.randn(7), 1e-5)
+    with pytest.raises(ValueError, match="expected contiguous"):
+        ops.silu_mul(torch.randn(8, 4).T)
+    with pytest.raises(ValueError, match="float32 or bfloat16"):
+        ops.silu_mul(torch.randn(2, 8).half())
+    with pytest.raises(ValueError, match="expected contiguous"):
+        ops.rotate_and_store(torch.randn(2, 4, 8), torch.zeros(2, 3, 4, 1, 8).bfloat16(), torch.tensor([0, 1]), None)
