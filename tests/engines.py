@@ -35,8 +35,8 @@ class Run:
 
 
 @cache
-def paged_model(path: Path) -> LoadedModel:
-    return load_model(str(path), dtype="float32", device="cpu")
+def paged_model(path: Path, dtype: str = "float32") -> LoadedModel:
+    return load_model(str(path), dtype=dtype, device="cpu")
 
 
 @cache
@@ -56,11 +56,12 @@ def run_engine(
     num_blocks: int = 2000,
     block_size: int = 16,
     num_swap_blocks: int = 0,
-    attention: str = "torch",
+    attention: str = "auto",
+    dtype: str = "float32",
     **settings: Any,
 ) -> Run:
     """Runs to the end with every invariant checked after each step, and all blocks back at the end."""
-    loaded = paged_model(path)
+    loaded = paged_model(path, dtype)
     runner = ModelRunner.create(loaded, attention=attention, num_blocks=num_blocks, block_size=block_size)
     swap = num_swap_blocks * runner.block_bytes
     if swap:

@@ -257,7 +257,7 @@ def requests() -> list[Request]:
 
 @cache
 def torch_run(path: Path) -> Run:
-    return run_engine(path, requests(), num_blocks=2000)
+    return run_engine(path, requests(), attention="torch", num_blocks=2000)
 
 
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])

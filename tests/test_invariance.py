@@ -77,6 +77,7 @@ def test_preemption_is_invisible(rand_model_path: Path, settings: dict[str, Any]
         {"max_num_seqs": 64},
         {"max_num_batched_tokens": 16},
         {"prefix_cache": False},
+        {"attention": "torch"},
     ],
     ids=lambda settings: "-".join(f"{k}={v}" for k, v in settings.items()),
 )
