@@ -1,4 +1,4 @@
-"""The CPU's norms, rotations and gates against the same formulas in torch."""
+"""The CPU's norms and rotations against the same formulas in torch."""
 
 from __future__ import annotations
 
@@ -32,15 +32,6 @@ def normed(values: Tensor, weight: Tensor | None) -> Tensor:
 def test_rms_norm(ops: LayerOps, dtype: torch.dtype, size: int) -> None:
     values, weight = torch.randn(9, size).to(dtype), torch.randn(size).to(dtype)
     torch.testing.assert_close(ops.rms_norm(values, weight, 1e-5).float(), normed(values, weight), **TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [1, 17, 96])
-def test_silu_mul(ops: LayerOps, dtype: torch.dtype, size: int) -> None:
-    gate_up = (20 * torch.randn(9, 2 * size)).to(dtype)
-    gate_up[0, 0], gate_up[1, 0] = 200.0, -200.0
-    gate, up = gate_up.float().split(size, dim=-1)
-    torch.testing.assert_close(ops.silu_mul(gate_up).float(), torch.nn.functional.silu(gate) * up, **TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -99,8 +90,8 @@ def test_what_does_not_fit_is_refused(ops: LayerOps) -> None:
     with pytest.raises(ValueError, match="expected contiguous"):
         ops.rms_norm(torch.randn(2, 8), torch.randn(7), 1e-5)
     with pytest.raises(ValueError, match="expected contiguous"):
-        ops.silu_mul(torch.randn(8, 4).T)
+        ops.rms_norm(torch.randn(8, 4).T, torch.randn(8), 1e-5)
     with pytest.raises(ValueError, match="float32 or bfloat16"):
-        ops.silu_mul(torch.randn(2, 8).half())
+        ops.rms_norm(torch.randn(2, 8).half(), torch.randn(8).half(), 1e-5)
     with pytest.raises(ValueError, match="expected contiguous"):
         ops.rotate_and_store(torch.randn(2, 4, 8), torch.zeros(2, 3, 4, 1, 8).bfloat16(), torch.tensor([0, 1]), None)

@@ -136,7 +136,14 @@ def test_weights_are_taken_over_unless_they_are_to_be_kept() -> None:
     assert not any(
         module.weight.numel() for module in other.model.model.layers.modules() if isinstance(module, nn.Linear)
     )
+    assert not other.model.lm_head.weight.numel()
     assert other.model.model.embed_tokens.weight.numel()
+
+
+def test_a_head_that_is_the_embeddings_too_stays() -> None:
+    loaded = llama(tie_word_embeddings=True)
+    assert torch.isfinite(logits_of(runner_of(loaded, keep_model=False), step_of(*MIXED, draws=[0]))).all()
+    assert loaded.model.lm_head.weight.numel()
 
 
 @pytest.mark.parametrize(
@@ -173,4 +180,7 @@ def test_packed_linears_stand_side_by_side(dtype: torch.dtype) -> None:
         expected = torch.cat([first(rows), second(rows)], dim=-1)
         packed = PackedLinear(first, second, keep=True)
         torch.testing.assert_close(packed(rows), expected)
-        torch.testing.assert_close(packed.add_to(residual, rows), expected + residual, atol=2e-2, rtol=2e-2)
+        silu = torch.nn.functional.silu(expected)
+        torch.testing.assert_close(packed.silu(rows), silu, atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(packed.times(residual, rows), expected * residual, atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(packed.plus(residual, rows), expected + residual, atol=2e-2, rtol=2e-2)

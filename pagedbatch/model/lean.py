@@ -1,8 +1,8 @@
 """A leaner forward than the library's, for decoders built like Llama on a CPU. Knows no sequence and no queue.
 
 The same arithmetic with less around it: weights laid out once as oneDNN wants them, one product for queries, keys and
-values and one for gate and up, residuals added by the products themselves, one pass for each norm, rotation and gate,
-and in the last layer only the tokens whose logits are wanted. A family that is not listed, or a model that differs from
+values, gates and residuals taken in by the products themselves, one pass for each norm and rotation, and in the last
+layer only the tokens whose logits are wanted. A family that is not listed, or a model that differs from
 its family in any part, keeps the plain forward.
 """
 
@@ -51,12 +51,26 @@ class PackedLinear:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[num_tokens, out_features] for [num_tokens, in_features]."""
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
+        return self._with(rows, "none")
+
+    def silu(self, rows: Tensor) -> Tensor:
+        """SiLU of the product."""
+        return self._with(rows, "swish")
+
+    def times(self, gates: Tensor, rows: Tensor) -> Tensor:
+        """The product times `gates` [num_tokens, out_features]."""
+        return self._with_other(rows, gates, "mul")
+
+    def plus(self, residual: Tensor, rows: Tensor) -> Tensor:
+        """The product and `residual` [num_tokens, out_features]."""
+        return self._with_other(rows, residual, "add")
+
+    def _with(self, rows: Tensor, activation: str) -> Tensor:
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, activation, [], "")
         return result
 
-    def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
-        """`residual` [num_tokens, out_features] and the product."""
-        result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, residual, self._weight, self._bias, "add")
+    def _with_other(self, rows: Tensor, other: Tensor, operation: str) -> Tensor:
+        result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, other, self._weight, self._bias, operation)
         return result
 
 
@@ -86,7 +100,8 @@ class Layer:
     sliding_window: int | None
     output: PackedLinear
     mlp_norm: Norm
-    gate_up: PackedLinear
+    gate: PackedLinear
+    up: PackedLinear
     down: PackedLinear
 
     @classmethod
@@ -104,7 +119,8 @@ class Layer:
             sliding_window=sliding_window,
             output=PackedLinear(attention.o_proj, keep=keep),
             mlp_norm=Norm.of(module.post_attention_layernorm),
-            gate_up=PackedLinear(mlp.gate_proj, mlp.up_proj, keep=keep),
+            gate=PackedLinear(mlp.gate_proj, keep=keep),
+            up=PackedLinear(mlp.up_proj, keep=keep),
             down=PackedLinear(mlp.down_proj, keep=keep),
         )
 
@@ -129,8 +145,8 @@ class LeanForward:
             for layer, window in zip(model.model.layers, sliding_windows(model.config), strict=True)
         ]
         self._norm = Norm.of(model.model.norm)
-        # Its weight may be the embeddings too, which are read by row: it stays.
-        self._head = PackedLinear(model.lm_head, keep=True)
+        is_tied = model.lm_head.weight is model.model.embed_tokens.weight  # whose rows are looked up
+        self._head = PackedLinear(model.lm_head, keep=keep_model or is_tied)
         self._vocab_size: int = model.lm_head.out_features
 
     def __call__(self, batch: InputBatch) -> Tensor:
@@ -180,8 +196,9 @@ class LeanForward:
                 scale=layer.scale,
                 sliding_window=layer.sliding_window,
             )
-        hidden = layer.output.add_to(hidden, attended.view(len(hidden), -1))
-        return layer.down.add_to(hidden, self._ops.silu_mul(layer.gate_up(self._normed(hidden, layer.mlp_norm))))
+        hidden = layer.output.plus(hidden, attended.view(len(hidden), -1))
+        normed = self._normed(hidden, layer.mlp_norm)
+        return layer.down.plus(hidden, layer.up.times(layer.gate.silu(normed), normed))
 
     def _normed(self, hidden: Tensor, norm: Norm) -> Tensor:
         return self._ops.rms_norm(hidden, norm.weight, norm.epsilon)

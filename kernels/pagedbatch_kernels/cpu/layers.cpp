@@ -1,4 +1,4 @@
-// What stands between a decoder's matrix products: norms, rotations, gates. Each row is one token's.
+// What stands between a decoder's matrix products: norms and rotations. Each row is one token's.
 //
 // Computed in float32 and rounded once. Sums are taken in an order that depends on the row's size alone, and every row by
 // one thread: a token's result is the same bits whatever it is batched with.
@@ -42,20 +42,6 @@ void rms_norm(const T* from, const T* weight, T* to, int64_t num_rows, int64_t s
     for (int64_t i = 0; i < size; i += LANES) {
       const int count = std::min<int64_t>(LANES, size - i);
       store(to + row * size + i, load(values + i, count) * scale * load(weight + i, count), count);
-    }
-  });
-}
-
-template <class T>
-void silu_mul(const T* gate_up, T* to, int64_t num_rows, int64_t size, int num_threads) {
-  each_row(num_rows, size, num_threads, [=](int64_t row) {
-    const T *gates = gate_up + 2 * row * size, *ups = gates + size;
-    for (int64_t i = 0; i < size; i += LANES) {
-      const int count = std::min<int64_t>(LANES, size - i);
-      const Vec gate = load(gates + i, count);
-      const Vec power = exp_negative(gate < 0.0f ? gate : -gate);
-      const Vec sigmoid = (gate < 0.0f ? power : broadcast(1.0f)) / (1.0f + power);
-      store(to + row * size + i, gate * sigmoid * load(ups + i, count), count);
     }
   });
 }
@@ -138,16 +124,6 @@ extern "C" void pagedbatch_rms_norm(const void* from, const void* weight, void* 
                          num_threads);
   } else {
     pagedbatch::rms_norm((const float*)from, (const float*)weight, (float*)to, num_rows, size, epsilon, num_threads);
-  }
-}
-
-//! `gate_up` [num_rows, 2 * size], `to` [num_rows, size].
-extern "C" void pagedbatch_silu_mul(const void* gate_up, void* to, int64_t num_rows, int64_t size, int32_t is_bfloat16,
-                                    int32_t num_threads) {
-  if (is_bfloat16) {
-    pagedbatch::silu_mul((const BFloat16*)gate_up, (BFloat16*)to, num_rows, size, num_threads);
-  } else {
-    pagedbatch::silu_mul((const float*)gate_up, (float*)to, num_rows, size, num_threads);
   }
 }
 

@@ -1,4 +1,4 @@
-"""What stands between a decoder's matrix products on a CPU: norms, rotations, gates, by the library that `build` makes.
+"""What stands between a decoder's matrix products on a CPU: norms and rotations, by the library that `build` makes.
 
 Float32 or bfloat16 throughout, contiguous, one row a token. A row's result doesn't depend on the other rows.
 """
@@ -42,9 +42,6 @@ class LayerOps:
         self._rms_norm = library.pagedbatch_rms_norm
         self._rms_norm.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2 + [ctypes.c_float] + [ctypes.c_int32] * 2
         self._rms_norm.restype = None
-        self._silu_mul = library.pagedbatch_silu_mul
-        self._silu_mul.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 2 + [ctypes.c_int32] * 2
-        self._silu_mul.restype = None
         self._rotate_and_store = library.pagedbatch_rotate_and_store
         self._rotate_and_store.argtypes = [ctypes.POINTER(Rotation)]
         self._rotate_and_store.restype = ctypes.c_bool
@@ -67,25 +64,6 @@ class LayerOps:
             size,
             epsilon,
             _is_bfloat16(values),
-            torch.get_num_threads(),
-        )
-        return result
-
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """silu(gate) * up: [num_tokens, size] from [num_tokens, 2 * size], gates first (arXiv 2002.05202).
-
-        Raises:
-            ValueError: not such a tensor.
-        """
-        num_rows, width = gate_up.shape
-        _check(gate_up, gate_up.dtype, (num_rows, width))
-        result = gate_up.new_empty(num_rows, width // 2)
-        self._silu_mul(
-            gate_up.data_ptr(),
-            result.data_ptr(),
-            num_rows,
-            width // 2,
-            _is_bfloat16(gate_up),
             torch.get_num_threads(),
         )
         return result
