@@ -99,6 +99,7 @@ def open_device_side(settings: RunSettings, text: TextSide) -> DeviceSide:
         dtype=settings.dtype,
         device=settings.device,
         trust_remote_code=settings.trust_remote_code,
+        defaults=text.defaults,
     )
     runner = ModelRunner.create(
         loaded,

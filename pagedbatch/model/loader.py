@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as hf_logging
 
 from pagedbatch.errors import UsageError
-from pagedbatch.model.attention import ATTENTION_NAME, register_attention
 from pagedbatch.model.generation_defaults import take_over
 from pagedbatch.model.support import check_supported, common_window, max_model_len
 
@@ -30,7 +29,8 @@ class ModelDefaults:
     """What a model says about itself before its weights are loaded.
 
     `generation` holds values for `GenerationParams` fields from the model's generation_config; `left_out` names what it
-    sets beside these and has no counterpart here. `window` is the largest attention window where every layer has one.
+    sets beside these and has no counterpart here. `window` is the largest attention window where every layer has one;
+    `dtype` that of the checkpoint, where the config says it.
     """
 
     generation: dict[str, Any]
@@ -39,6 +39,7 @@ class ModelDefaults:
     vocab_size: int
     window: int | None = None
     left_out: tuple[str, ...] = ()
+    dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ def model_defaults(model: str, *, trust_remote_code: bool = False) -> ModelDefau
     check_supported(config)
     generation_config = _generation_config(model, config)
     generation = take_over(generation_config, max_model_len(config))
+    dtype = getattr(config, "dtype", None)
     return ModelDefaults(
         generation=generation.values,
         left_out=generation.left_out,
@@ -90,10 +92,13 @@ def model_defaults(model: str, *, trust_remote_code: bool = False) -> ModelDefau
         max_model_len=max_model_len(config),
         vocab_size=config.vocab_size,
         window=common_window(config),
+        dtype=dtype if isinstance(dtype, torch.dtype) else None,
     )
 
 
-def load_model(model: str, *, dtype: str, device: str, trust_remote_code: bool = False) -> LoadedModel:
+def load_model(
+    model: str, *, dtype: str, device: str, trust_remote_code: bool = False, defaults: ModelDefaults | None = None
+) -> LoadedModel:
     """Loads the weights for inference.
 
     Args:
@@ -101,14 +106,20 @@ def load_model(model: str, *, dtype: str, device: str, trust_remote_code: bool =
         dtype: "auto", "float32", "bfloat16" or "float16"; auto is the checkpoint's on a GPU, and on a CPU bfloat16
             where the CPU multiplies it fast, else float32.
         device: "auto", "cpu" or "cuda"; auto takes a GPU where there is one.
+        defaults: what `model_defaults` said, where it was asked already.
 
     Raises:
         UsageError: no such model or device, or no safetensors.
         UnsupportedModelError: the model needs what is missing here.
     """
-    defaults = model_defaults(model, trust_remote_code=trust_remote_code)
+    # The slowest import of a run. Here, so that mistakes found before the weights are loaded show without it.
+    from transformers import AutoModelForCausalLM
+
+    from pagedbatch.model.attention import ATTENTION_NAME, register_attention
+
+    defaults = defaults or model_defaults(model, trust_remote_code=trust_remote_code)
     target = _device(device)
-    resolved = _DTYPES.get(dtype) or _auto_dtype(load_config(model, trust_remote_code=trust_remote_code), target)
+    resolved = _DTYPES.get(dtype) or _auto_dtype(defaults.dtype, target)
     register_attention()
     source = _source(model)
     with _one_line_errors(model), _quiet():
@@ -183,11 +194,10 @@ def _device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def _auto_dtype(config: Any, device: torch.device) -> torch.dtype:
+def _auto_dtype(stored: torch.dtype | None, device: torch.device) -> torch.dtype:
     if device.type == "cpu":
         return torch.bfloat16 if has_fast_bfloat16() else torch.float32
-    stored = getattr(config, "dtype", None)
-    return stored if isinstance(stored, torch.dtype) else torch.bfloat16
+    return stored or torch.bfloat16
 
 
 @contextlib.contextmanager
