@@ -8,12 +8,14 @@ VENV_FLAGS ?=
 TORCH ?= torch==2.13.0
 # A Hub id or a folder. MODEL= (empty): the demo model.
 MODEL ?=
-# What `make fidelity` compares on: rows with `prompt` or `question`.
+# What `make fidelity` and `make bench` use: rows with `prompt` (or, for the first, `question`).
 PROMPTS ?= recipes/data/demo.jsonl
 # At most so many rows of a recipe's input.
 LIMIT ?=
 # More options for `pagedbatch run`.
 RUN_FLAGS ?=
+# More options for `pagedbatch bench`.
+BENCH_FLAGS ?=
 TEST_FLAGS ?=
 
 RECIPES := demo greedy pass-at-k beam tiny-pool few-shot hf-dataset
@@ -31,18 +33,19 @@ endif
 # Shell: sets $$model.
 FIND_MODEL = model='$(MODEL)'; [ -n "$$model" ] || model=$$($(PY) recipes/demo_model.py) || exit 1
 
-.PHONY: help setup own-environment test lint audit fidelity kernels-check gpu-check $(RECIPES)
+.PHONY: help setup own-environment test lint audit bench fidelity kernels-check gpu-check $(RECIPES)
 
 help:
 	@echo "make demo                 answer recipes/data/demo.jsonl with SmolLM2-135M-Instruct"
 	@echo "make test                 run the tests"
 	@echo "make lint                 ruff and mypy"
 	@echo "make audit                look the tested versions up among known vulnerabilities"
+	@echo "make bench                measure this box against Hugging Face's generate, on PROMPTS; BENCH_FLAGS go to it"
 	@echo "make fidelity             greedy answers against Hugging Face's generate, on PROMPTS"
 	@echo "make kernels-check        compile the Triton kernels for each target, without a GPU: registers, spills, memory"
 	@echo "make gpu-check            the kernels and the engine on the GPU at hand; DRY=1: at toy size, without one"
 	@echo "make NAME                 run recipes/NAME.toml: $(RECIPES)"
-	@echo "variables                 PYTHON VENV VENV_FLAGS TORCH MODEL PROMPTS LIMIT DRY RUN_FLAGS TEST_FLAGS"
+	@echo "variables                 PYTHON VENV VENV_FLAGS TORCH MODEL PROMPTS LIMIT DRY RUN_FLAGS BENCH_FLAGS TEST_FLAGS"
 
 setup: $(SETUP)
 
@@ -77,6 +80,9 @@ audit: $(SETUP)
 	@$(PY) -m venv $(or $(strip $(VENV)),.venv)/audit
 	@$(or $(strip $(VENV)),.venv)/audit/bin/python -m pip install -q pip-audit
 	@$(or $(strip $(VENV)),.venv)/audit/bin/pip-audit -r constraints.txt --no-deps --disable-pip
+
+bench: $(SETUP)
+	@$(FIND_MODEL); $(BIN)pagedbatch bench $(PROMPTS) --model "$$model" $(BENCH_FLAGS)
 
 fidelity: $(SETUP)
 	@$(FIND_MODEL); $(PY) tests/check_fidelity.py "$$model" $(PROMPTS)

@@ -20,7 +20,8 @@ ARROWS = {
     "kernels": {"kernels"},
     "model": {"plain", "kernels", "model"},
     "job": {"plain", "engine", "stats", "model", "job"},
-    "cli": {"plain", "engine", "stats", "model", "job", "cli"},
+    "bench": {"plain", "stats", "model", "job", "bench"},
+    "cli": {"plain", "engine", "stats", "model", "job", "bench", "cli"},
 }
 #: These layers never import a device library; they are tested, and start, without one.
 HOST_ONLY = {"plain", "engine", "stats"}

@@ -37,6 +37,7 @@ class EchoRunner:
     """Draws a sample's next token from the one before it and its index: `a` gives `b`, or `c` for the second sample."""
 
     backend_name = "none"
+    forward_name = "none"
     block_bytes = 1
 
     def __init__(self, num_blocks: int) -> None:

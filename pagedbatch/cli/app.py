@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from pagedbatch import __version__
+from pagedbatch.cli.bench import bench
 from pagedbatch.cli.doctor import doctor
 from pagedbatch.cli.report import report
 from pagedbatch.cli.run import run
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(report)
+app.command()(bench)
 app.command()(doctor)
 
 

@@ -1,0 +1,106 @@
+"""Hugging Face's side of a benchmark: `generate` on padded batches. Run as a process: it reads a spec, writes a result.
+
+    python -m pagedbatch.bench.generate SPEC.json RESULT.json
+
+The spec holds `model`, `dtype`, `device`, `prompts` (a file of rows), `kwargs` of `generate`, `batch_sizes` and
+`most_seconds`. Prompts go in longest first, so that a batch's prompts are of like length.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+#: A larger batch that brings less than this much more is the last one tried.
+_WORTH_GOING_ON = 1.05
+
+
+class Generator:
+    """A model, and prompts that it is given in batches."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self._device = spec["device"]
+        self._kwargs = spec["kwargs"]
+        tokenizer = AutoTokenizer.from_pretrained(spec["model"])
+        rows = [json.loads(line) for line in Path(spec["prompts"]).read_text(encoding="utf-8").splitlines()]
+        ids = [row.get("prompt_token_ids") or tokenizer(row["prompt"])["input_ids"] for row in rows]
+        self.prompts = sorted(ids, key=len, reverse=True)
+        self._pad = next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)
+        self._model = AutoModelForCausalLM.from_pretrained(
+            spec["model"], dtype=getattr(torch, spec["dtype"]), use_safetensors=True
+        )
+        self._model.to(self._device).eval()
+
+    def run(self, prompts: Sequence[list[int]]) -> int:
+        """Answers one batch; the number of tokens that were generated."""
+        width = max(map(len, prompts))
+        padded = torch.tensor([[self._pad] * (width - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        output: Tensor = self._model.generate(
+            input_ids=padded.to(self._device),
+            attention_mask=mask.to(self._device),
+            pad_token_id=self._pad,
+            **self._kwargs,
+        )
+        return (output.shape[1] - width) * output.shape[0]
+
+
+def best_batch_size(generator: Generator, sizes: Sequence[int], most_seconds: float) -> tuple[int, dict[int, float]]:
+    """The size that gives most tokens a second on one batch from the middle of the prompts, and what each gave.
+
+    Sizes are tried from the smallest on, until one brings little or the time is up.
+    """
+    rates: dict[int, float] = {}
+    best = 0.0
+    began = time.perf_counter()
+    prompts = generator.prompts
+    for size in sorted({min(size, len(prompts)) for size in sizes}):
+        start = max(0, (len(prompts) - size) // 2)
+        before = time.perf_counter()
+        tokens = generator.run(prompts[start : start + size])
+        rates[size] = round(tokens / (time.perf_counter() - before), 3)
+        if rates[size] < _WORTH_GOING_ON * best or time.perf_counter() - began > most_seconds:
+            break
+        best = rates[size]
+    return max(rates, key=lambda size: rates[size]), rates
+
+
+@torch.inference_mode()
+def measure(spec: dict[str, Any]) -> dict[str, Any]:
+    """What `generate` does with the spec's prompts, or with as many whole batches of them as the time allows."""
+    generator = Generator(spec)
+    generator.run(generator.prompts[-1:])  # what the first call does once
+    size, rates = best_batch_size(generator, spec["batch_sizes"], spec["most_seconds"] / 2)
+    batches = [generator.prompts[i : i + size] for i in range(0, len(generator.prompts), size)]
+    # From the middle outwards: if not all fit into the time, those that do are of middling length.
+    order = sorted(range(len(batches)), key=lambda i: abs(i - len(batches) // 2))
+    tokens = answered = 0
+    began = time.perf_counter()
+    for i in order:
+        tokens += generator.run(batches[i])
+        answered += len(batches[i])
+        seconds = time.perf_counter() - began
+        if seconds > spec["most_seconds"] / 2:
+            break
+    return {
+        "output_tokens": tokens,
+        "prompts": answered,
+        "seconds": round(seconds, 4),
+        "tokens_per_second": round(tokens / seconds, 3),
+        "batch_size": size,
+        "tokens_per_second_by_batch_size": rates,
+    }
+
+
+if __name__ == "__main__":
+    spec_file, result_file = sys.argv[1:]
+    result = measure(json.loads(Path(spec_file).read_text(encoding="utf-8")))
+    Path(result_file).write_text(json.dumps(result), encoding="utf-8")

@@ -1,0 +1,93 @@
+"""The work of a benchmark: prompts, and what is asked for each. Knows no engine and no model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+from pagedbatch.errors import UsageError
+
+#: A prompt as a row that `pagedbatch run` reads: text under `prompt`, or ids under `prompt_token_ids`.
+Prompt = dict[str, Any]
+
+JOB_NAMES = ("greedy", "sampling", "beams")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchJob:
+    """`n` outputs of `max_tokens` tokens for every prompt, end tokens ignored, so that both sides write as many."""
+
+    name: str
+    n: int
+    num_beams: int
+    max_tokens: int
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        """What `pagedbatch run` is told, by names of its settings."""
+        fixed = {"n": self.n, "max_tokens": self.max_tokens, "ignore_eos": True, "generation_config": "none"}
+        if self.num_beams > 1:
+            return {**fixed, "num_beams": self.num_beams}
+        if self.n > 1:
+            return {**fixed, "temperature": 1.0, "top_p": 0.95}
+        return {**fixed, "temperature": 0.0}
+
+    @property
+    def generate_kwargs(self) -> dict[str, Any]:
+        """The same for Hugging Face's `generate`."""
+        fixed = {"max_new_tokens": self.max_tokens, "min_new_tokens": self.max_tokens, "num_return_sequences": self.n}
+        if self.num_beams > 1:
+            return {**fixed, "do_sample": False, "num_beams": self.num_beams}
+        if self.n > 1:
+            return {**fixed, "do_sample": True, "temperature": 1.0, "top_p": 0.95, "top_k": 0}
+        return {**fixed, "do_sample": False}
+
+
+def choose_jobs(names: Sequence[str], *, n: int, num_beams: int, max_tokens: int) -> list[BenchJob]:
+    """The jobs called `names`, in that order.
+
+    Raises:
+        UsageError: there is no such job.
+    """
+    known = {
+        "greedy": BenchJob("greedy", 1, 1, max_tokens),
+        "sampling": BenchJob("sampling", n, 1, max_tokens),
+        "beams": BenchJob("beams", num_beams, num_beams, max_tokens),
+    }
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise UsageError(f"--jobs: {unknown[0] if unknown else ''!r} is none of {', '.join(JOB_NAMES)}")
+    return [known[name] for name in names]
+
+
+def built_in_prompts(count: int) -> list[Prompt]:
+    """`count` prompts of our own, over and over where there are not so many."""
+    lines = (files("pagedbatch.bench") / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    return list(islice(cycle(map(json.loads, lines)), count))
+
+
+def read_prompts(path: str, count: int) -> list[Prompt]:
+    """The first `count` prompts of any input that `pagedbatch run` reads, over and over where there are not so many.
+
+    Raises:
+        UsageError: it can't be read, or has no row with a prompt.
+    """
+    from pagedbatch.job.reader import open_source
+
+    prompts: list[Prompt] = []
+    for row in open_source(path).rows(count):
+        found = {key: row.fields[key] for key in ("prompt", "prompt_token_ids") if key in row.fields}
+        if row.error is None and len(found) == 1:
+            prompts.append(found)
+    if not prompts:
+        raise UsageError(f"{path}: none of the first {count} rows has a `prompt` or `prompt_token_ids`")
+    return list(islice(cycle(prompts), count))
+
+
+def write_prompts(prompts: Sequence[Prompt], path: Path) -> None:
+    path.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts), encoding="utf-8")

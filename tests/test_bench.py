@@ -1,0 +1,165 @@
+"""The benchmark: that it runs, and that its figures add up. No figure is judged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pagedbatch.bench.dummy import dummy_prompts, make_dummy_model
+from pagedbatch.bench.generate import Generator, best_batch_size
+from pagedbatch.bench.processes import run_python
+from pagedbatch.bench.workload import built_in_prompts, choose_jobs, read_prompts
+from pagedbatch.cli.app import app
+from pagedbatch.errors import RunError, UsageError
+
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    return path
+
+
+def run(*arguments: Any) -> Any:
+    return CliRunner().invoke(app, ["bench", *map(str, arguments)])
+
+
+def test_the_figures_of_a_dummy_model_add_up(config_file: Path, tmp_path: Path) -> None:
+    written = tmp_path / "bench.json"
+    result = run(
+        *("--model", config_file, "--dummy-weights", "--dummy-length", 20, "--num-prompts", 5, "--max-tokens", 6),
+        *("--n", 3, "--num-beams", 2, "--repeats", 2, "--batch-sizes", "1,2", "--generate-seconds", 20),
+        *("--dtype", "float32", "--kv-memory", "4MiB", "--json", written),
+    )
+    assert result.exit_code == 0, result.output
+    found = json.loads(written.read_text())
+    assert (found["dtype"], found["prompts"], found["dummy_weights"]) == ("float32", 5, True)
+    per_layer = 32 * (32 + 16 + 16 + 32) + 3 * 32 * 48 + 2 * 32
+    assert found["weight_bytes"] == 4 * (2 * 96 * 32 + 2 * per_layer + 32)
+    assert [(job["name"], job["n"], job["num_beams"]) for job in found["jobs"]] == [
+        ("greedy", 1, 1), ("sampling", 3, 1), ("beams", 2, 2),
+    ]  # fmt: skip
+    for job in found["jobs"]:
+        ours, theirs = job["pagedbatch"], job["generate"]
+        assert ours["output_tokens"] == 5 * job["n"] * 6
+        assert ours["prompt_tokens"] == 5 * 20
+        assert theirs["output_tokens"] == theirs["prompts"] * job["n"] * 6
+        for side in (ours, theirs):
+            assert side["tokens_per_second"] == pytest.approx(side["output_tokens"] / side["seconds"], rel=1e-2)
+            assert side["peak_bytes"] > found["weight_bytes"]
+        assert job["ratio"] == pytest.approx(ours["tokens_per_second"] / theirs["tokens_per_second"], abs=1e-3)
+        assert len(job["tokens_per_second_of_all_runs"]) == 2
+        assert ours["tokens_per_second"] == min(job["tokens_per_second_of_all_runs"])
+        assert set(ours["time"]) == {"model", "attention", "sampling", "host", "io"}
+        assert 0 < sum(ours["time"].values()) <= 1.05 * ours["seconds"] + ours["startup_seconds"]
+        assert theirs["batch_size"] in (1, 2)
+    shown = result.stdout
+    assert "random weights" in shown
+    assert all(word in shown for word in ("greedy", "n=3 x 6", "2 beams x 6", "start-up"))
+
+
+def test_a_folder_with_a_tokenizer_keeps_it(rand_model_path: Path, tmp_path: Path) -> None:
+    only_config = tmp_path / "config"
+    shutil.copytree(rand_model_path, only_config, ignore=shutil.ignore_patterns("*.safetensors"))
+    written = tmp_path / "bench.json"
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "abc"}\n{"prompt_token_ids": [4, 5]}\n{"question": "no prompt"}\n')
+    result = run(
+        *(prompts, "--model", only_config, "--dummy-weights", "--num-prompts", 3, "--max-tokens", 3, "--repeats", 1),
+        *("--jobs", "greedy", "--no-generate", "--kv-memory", "4MiB", "--json", written),
+    )
+    assert result.exit_code == 0, result.output
+    (job,) = json.loads(written.read_text())["jobs"]
+    assert job["generate"] is job["ratio"] is None
+    assert job["pagedbatch"]["prompt_tokens"] == 4 + 2 + 4  # with <bos>; the first comes again
+
+
+class FakeGenerator(Generator):
+    """Answers at once; the clock is moved by what each batch size costs."""
+
+    def __init__(self, num_prompts: int, seconds: dict[int, float], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.prompts = [[1]] * num_prompts
+        self.now, self._seconds = 0.0, seconds
+        monkeypatch.setattr("pagedbatch.bench.generate.time.perf_counter", lambda: self.now)
+
+    def run(self, prompts: Any) -> int:
+        self.now += self._seconds[len(prompts)]
+        return 10 * len(prompts)
+
+
+def test_the_best_batch_size_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeGenerator(100, {1: 1.0, 4: 2.0, 16: 4.0, 32: 20.0}, monkeypatch)
+    assert best_batch_size(fake, [16, 1, 32, 4], 1000) == (16, {1: 10.0, 4: 20.0, 16: 40.0, 32: 16.0})
+    slow = FakeGenerator(100, {1: 1.0, 4: 2.0}, monkeypatch)
+    assert best_batch_size(slow, [1, 4, 16], 2.5) == (4, {1: 10.0, 4: 20.0})
+    few = FakeGenerator(3, {1: 1.0, 3: 1.0}, monkeypatch)
+    assert best_batch_size(few, [1, 4, 16], 1000)[0] == 3
+
+
+def test_prompts_are_repeated_where_there_are_too_few(tmp_path: Path) -> None:
+    assert len({prompt["prompt"] for prompt in built_in_prompts(24)}) == 24
+    assert built_in_prompts(30)[24:] == built_in_prompts(6)
+    assert dummy_prompts(2, 3, 50) == dummy_prompts(2, 3, 50)
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a"}\nbroken\n')
+    assert read_prompts(str(path), 3) == [{"prompt": "a"}] * 3
+    path.write_text('{"text": "a"}\n')
+    with pytest.raises(UsageError, match="none of the first 3 rows"):
+        read_prompts(str(path), 3)
+
+
+def test_jobs_say_the_same_to_both_sides() -> None:
+    greedy, sampling, beams = choose_jobs(["greedy", "sampling", "beams"], n=8, num_beams=4, max_tokens=5)
+    assert greedy.generation["temperature"] == 0.0
+    assert not greedy.generate_kwargs["do_sample"]
+    assert (sampling.generation["top_p"], sampling.generate_kwargs["top_p"]) == (0.95, 0.95)
+    assert (beams.n, beams.generate_kwargs["num_beams"], beams.generation["num_beams"]) == (4, 4, 4)
+    for job in (greedy, sampling, beams):
+        assert job.generate_kwargs["num_return_sequences"] == job.generation["n"]
+        assert job.generate_kwargs["min_new_tokens"] == job.generation["max_tokens"] == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--jobs", "greedy,fast"), "--jobs: 'fast' is none of greedy, sampling, beams"),
+        (("--batch-sizes", "1,many"), "--batch-sizes: '1,many' is not a list of numbers"),
+        (("--json", "nowhere/bench.json"), "there is no folder nowhere"),
+    ],
+)
+def test_wrong_usage_is_told(arguments: tuple[str, ...], message: str) -> None:
+    result = run("--model", "x", *arguments)
+    assert isinstance(result.exception, UsageError)
+    assert message in str(result.exception)
+
+
+def test_a_model_that_can_not_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba", "vocab_size": 10}))
+    with pytest.raises(UsageError, match="mamba"):
+        make_dummy_model(str(tmp_path / "config.json"), tmp_path / "model", "float32")
+
+
+def test_the_last_line_of_a_side_that_fails_is_told() -> None:
+    with pytest.raises(RunError, match=r"the thing failed \(exit code 3\): no such luck"):
+        run_python(
+            ["-c", "import sys; print('hello'); print('no such luck', file=sys.stderr); sys.exit(3)"], "the thing"
+        )
