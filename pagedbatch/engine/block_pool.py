@@ -5,6 +5,7 @@ Knows nothing about sequences or tokens. Every operation is O(1); the counts nev
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 
 from pagedbatch.errors import BlockAccountingError
@@ -26,7 +27,8 @@ class BlockPool:
         self.num_shared = 0
         # Lowest ids first: a run that needs few blocks touches little memory.
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._cached: dict[int, None] = {}  # insertion order is the order of release
+        # In the order of release. A plain dict finds its first key by going over all that were deleted before it.
+        self._cached: OrderedDict[int, None] = OrderedDict()
         self._on_evict = on_evict
 
     @property
@@ -59,8 +61,7 @@ class BlockPool:
         if self._free:
             block_id = self._free.pop()
         elif self._cached:
-            block_id = next(iter(self._cached))
-            del self._cached[block_id]
+            block_id, _ = self._cached.popitem(last=False)
             if self._on_evict is not None:
                 self._on_evict(block_id)
         else:
