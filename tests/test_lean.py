@@ -5,6 +5,8 @@ Its logits are compared with Hugging Face's, family by family, in test_families.
 
 from __future__ import annotations
 
+import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from pagedbatch.model.attention import ATTENTION_NAME, register_attention
 from pagedbatch.model.forward import ForwardName
 from pagedbatch.model.lean import PackedLinear, can_run_lean
-from pagedbatch.model.loader import LoadedModel, ModelDefaults
+from pagedbatch.model.loader import LoadedModel, ModelDefaults, load_model
 from pagedbatch.model.runner import ModelRunner
 from pagedbatch.outputs import PromptTask, SampleTask, ScheduledSequence, SchedulerOutput
 from pagedbatch.params import GenerationParams
@@ -138,6 +140,20 @@ def test_weights_are_taken_over_unless_they_are_to_be_kept() -> None:
     )
     assert not other.model.lm_head.weight.numel()
     assert other.model.model.embed_tokens.weight.numel()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_checkpoint_leaves_the_memory_when_its_weights_are_taken_over(tmp_path: Path, tied: bool) -> None:
+    llama(tie_word_embeddings=tied, attention_bias=True).model.save_pretrained(tmp_path)
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("what is mapped into memory can be read on Linux only")
+    loaded = load_model(str(tmp_path), dtype="float32", device="cpu")
+    assert str(tmp_path) in maps.read_text()
+    runner = runner_of(loaded, keep_model=False)
+    gc.collect()
+    assert str(tmp_path) not in maps.read_text()
+    assert runner.forward_name == "lean"
 
 
 def test_a_head_that_is_the_embeddings_too_stays() -> None:

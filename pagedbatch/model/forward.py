@@ -69,5 +69,19 @@ def choose_forward(
         from pagedbatch.model.lean import LeanForward, can_run_lean
 
         if can_run_lean(model):
+            if not keep_model:
+                _leave_the_file(model)
             return "lean", LeanForward(model, attention, LayerOps(notice), keep_model=keep_model)
     return "plain", PlainForward(model, attention, num_layers)
+
+
+def _leave_the_file(model: Any) -> None:
+    """Gives memory of its own to what the lean forward takes over as it is: the embeddings, norms and biases.
+
+    A checkpoint is mapped into memory, and one tensor that still lies there would keep all of it there, beside the
+    packed weights.
+    """
+    embeddings = model.get_input_embeddings().weight
+    for parameter in model.parameters():
+        if parameter.dim() == 1 or parameter is embeddings:
+            parameter.data = parameter.data.clone()
