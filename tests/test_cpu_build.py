@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from pagedbatch_kernels.cpu import build
+from pagedbatch_kernels.cpu.rows import CpuRowOps
 
 from pagedbatch.errors import UsageError
 from pagedbatch.model import backends
+from pagedbatch.model.torch_rows import TorchRowOps
 
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here")
@@ -65,6 +68,18 @@ def test_without_a_compiler_auto_is_torch(cache_folder: Path, monkeypatch: pytes
         backends.choose_backend("cpu", CPU, pytest.fail)
 
 
+@pytest.mark.parametrize("attention", ["auto", "torch"])
+def test_sampling_without_a_compiler_is_torch_and_told_once(
+    cache_folder: Path, monkeypatch: pytest.MonkeyPatch, attention: str
+) -> None:
+    monkeypatch.setenv("CXX", "nope")
+    notices: list[str] = []
+    name, _ = backends.choose_backend(attention, CPU, notices.append)
+    assert isinstance(backends.choose_row_ops(attention, name, CPU, notices.append), TorchRowOps)
+    assert len(notices) == 1
+    assert re.match("no CPU (attention|sampling) kernel: there is no compiler 'nope', which", notices[0])
+
+
 def test_a_build_that_fails_says_why_in_one_line_and_leaves_nothing(
     cache_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +119,13 @@ def test_auto_on_a_cpu_is_the_native_kernel() -> None:
     name, backend = backends.choose_backend("auto", CPU, print)
     assert name == "cpu"
     assert isinstance(backend, backends.FallbackBackend)
+
+
+@needs_compiler
+def test_a_cpu_samples_natively_whatever_attends() -> None:
+    for attention, name in (("auto", "cpu"), ("cpu", "cpu"), ("torch", "torch"), ("triton", "triton")):
+        assert isinstance(backends.choose_row_ops(attention, name, CPU, print), CpuRowOps)
+    assert isinstance(backends.choose_row_ops("auto", "triton", torch.device("cuda"), pytest.fail), TorchRowOps)
 
 
 def test_the_cpu_kernel_is_refused_for_a_model_elsewhere() -> None:

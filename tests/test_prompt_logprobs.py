@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedbatch.model.scoring import score_prompts
+from pagedbatch.model.torch_rows import TorchRowOps
 from pagedbatch.outputs import PromptScores, PromptTask
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
@@ -203,7 +204,7 @@ def test_any_mix_of_rows_gives_what_it_gives_alone(
 def test_logits_that_are_not_numbers() -> None:
     logits = torch.randn(5, 40)
     logits[3, 7] = float("nan")
-    right, wrong = score_prompts(logits, [PromptTask(0, 0, [1, 2], 1), PromptTask(1, 0, [1, 2, 3], 1)])
+    right, wrong = score_prompts(logits, [PromptTask(0, 0, [1, 2], 1), PromptTask(1, 0, [1, 2, 3], 1)], TorchRowOps())
     assert right.error is None
     assert right.logprobs == pytest.approx(logits[:2].log_softmax(-1)[[0, 1], [1, 2]].tolist())
     assert wrong.error is not None

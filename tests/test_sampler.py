@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from pagedbatch_kernels.cpu.build import can_load
+from pagedbatch_kernels.cpu.rows import CpuRowOps
+from pagedbatch_kernels.row_ops import RowOps
 from torch import Tensor
 
-from pagedbatch.model.logprobs import NOT_NUMBERS, log_normalisers
+from pagedbatch.model.logprobs import NOT_NUMBERS
 from pagedbatch.model.philox import uniforms
-from pagedbatch.model.sampler import NOTHING_LEFT, Sampler, invert_cdf
+from pagedbatch.model.sampler import NOTHING_LEFT, Sampler
+from pagedbatch.model.torch_rows import TorchRowOps
 from pagedbatch.outputs import BeamResult, BeamTask, History, SampleResult, SampleTask, SchedulerOutput
 from pagedbatch.params import GenerationParams
 
-LAST_POINT = 1 - 2.0**-53
 EOS = frozenset({2})
+#: What the samplers here work with: each in turn.
+OPS: RowOps = TorchRowOps()
+
+
+@pytest.fixture(params=["torch", "cpu"], autouse=True)
+def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> RowOps:
+    if request.param == "cpu":
+        if not can_load():
+            pytest.skip("there is no C++ compiler here")
+        monkeypatch.setattr(sys.modules[__name__], "OPS", CpuRowOps(lambda line: None))
+    return OPS
 
 
 def normal(*size: int, seed: int = 0, spread: float = 2.0) -> Tensor:
@@ -30,65 +45,17 @@ def step(samples: list[SampleTask], beams: list[BeamTask]) -> SchedulerOutput:
 
 
 def sample(logits: Tensor, tasks: list[SampleTask]) -> list[SampleResult]:
-    samples, _ = Sampler(EOS)(logits, step(tasks, []))
+    samples, _ = Sampler(EOS, OPS)(logits, step(tasks, []))
     return samples
 
 
 def rank(logits: Tensor, tasks: list[BeamTask]) -> list[BeamResult]:
-    _, beams = Sampler(EOS)(logits, step([], tasks))
+    _, beams = Sampler(EOS, OPS)(logits, step([], tasks))
     return beams
 
 
 def task(row: int, params: GenerationParams, indices: tuple[int, ...] = (0,), position: int = 0) -> SampleTask:
     return SampleTask(row, params, rng_key=2**63 + row, sample_indices=indices, position=position)
-
-
-# --- invert_cdf ------------------------------------------------------------------------------------------------------
-
-
-def inverted(weights: list[float], points: list[float]) -> list[int]:
-    rows = torch.zeros(len(points), dtype=torch.int64)
-    return invert_cdf(torch.tensor([weights]), rows, torch.tensor(points, dtype=torch.float64)).tolist()
-
-
-def test_points_at_borders_belong_to_the_next_token() -> None:
-    points = [0.0, 0.125, 0.25 - 2.0**-53, 0.25, 0.5 - 2.0**-53, 0.5, LAST_POINT]
-    assert inverted([0.25, 0.25, 0.5], points) == [0, 0, 0, 1, 1, 2, 2]
-
-
-def test_one_token() -> None:
-    assert inverted([0.3], [0.0, 0.5, LAST_POINT]) == [0, 0, 0]
-
-
-@pytest.mark.parametrize("size", [3, 255, 256, 257, 1000])
-@pytest.mark.parametrize("place", [0, 1, -1, 128])
-def test_tokens_without_weight_are_never_drawn(size: int, place: int) -> None:
-    weights = torch.zeros(size)
-    weights[place % size] = 0.7
-    assert set(inverted(weights.tolist(), [0.0, 0.3, 0.999, LAST_POINT])) == {place % size}
-
-
-def test_rounding_at_the_end_of_the_last_weights() -> None:
-    """The total of many odd weights rounds; the spans behind the last of them are empty."""
-    for seed in range(40):
-        weights = torch.rand(1, 2000, generator=torch.Generator().manual_seed(seed))
-        weights[:, 700 + seed :] = 0.0
-        weights[:, ::3] = 0.0
-        points = torch.tensor([0.0, *torch.rand(50).tolist(), LAST_POINT], dtype=torch.float64)
-        drawn = invert_cdf(weights, torch.zeros(len(points), dtype=torch.int64), points)
-        assert (weights[0, drawn] > 0).all()
-        assert drawn[-1] == weights[0].nonzero().max()
-
-
-def test_inversion_equals_a_running_sum() -> None:
-    weights = normal(5, 3000).softmax(-1)
-    rows = torch.arange(5).repeat_interleave(200)
-    points = torch.from_numpy(np.random.default_rng(0).random(1000))
-    running = weights.double().cumsum(-1)
-    drawn = invert_cdf(weights, rows, points)
-    ends, starts = running[rows, drawn], running[rows, drawn] - weights[rows, drawn]
-    targets = points * running[rows, -1]
-    assert ((starts - 1e-7 <= targets) & (targets < ends + 1e-7)).all()
 
 
 # --- samples ---------------------------------------------------------------------------------------------------------
@@ -211,9 +178,9 @@ def test_how_many_logprobs() -> None:
     assert [len(tops[0]) for tops in (result.top_logprobs for result in results[1:]) if tops] == [0, 3, 20]
 
 
-def test_normalisers_are_logsumexp() -> None:
+def test_normalisers_are_logsumexp(ops: RowOps) -> None:
     logits = normal(20, 5000, spread=8.0)
-    torch.testing.assert_close(log_normalisers(logits), logits.double().logsumexp(-1).float(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(ops.log_normalisers(logits), logits.double().logsumexp(-1).float(), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -304,7 +271,7 @@ def test_beams_beside_samples_and_a_group_that_is_no_numbers() -> None:
     samples = [task(0, GenerationParams()), task(1, GenerationParams(temperature=1.0))]
     groups = [beam_task(range(2, 4), 4, logprobs=2), beam_task(range(4, 6), 4)]
     logits[5, 0] = math.nan
-    drawn, ranked = Sampler(EOS)(logits, step(samples, groups))
+    drawn, ranked = Sampler(EOS, OPS)(logits, step(samples, groups))
     assert drawn == sample(logits[:2], samples)
     assert ranked[0] == rank(logits[2:4], [replace(groups[0], rows=range(2))])[0]
     assert ranked[0].top_logprobs is not None

@@ -11,9 +11,11 @@ from pagedbatch_kernels import reference
 from pagedbatch_kernels.cpu import build as cpu_build
 from pagedbatch_kernels.interface import AttentionBatch, AttentionShape, Backend, CacheShape
 from pagedbatch_kernels.prefix_groups import PrefixCosts
+from pagedbatch_kernels.row_ops import RowOps
 from torch import Tensor
 
 from pagedbatch.errors import UsageError
+from pagedbatch.model.torch_rows import TorchRowOps
 
 REFERENCE = cast(Backend, reference)
 
@@ -61,6 +63,25 @@ def choose_backend(name: str, device: torch.device, notice: Callable[[str], None
         except cpu_build.BuildError as error:
             raise UsageError(f"--attention cpu: {error}; use --attention torch") from error
     raise UsageError(f"--attention {name}: no such backend here; choose one of auto, {', '.join(available_backends())}")
+
+
+def choose_row_ops(attention: str, backend_name: str, device: torch.device, notice: Callable[[str], None]) -> RowOps:
+    """What works on rows of logits: on a CPU its library's functions, whichever backend attends; else torch.
+
+    Args:
+        attention, backend_name: what `choose_backend` was asked for, and gave.
+        notice: takes one line when the library has to be built first, and one when it can't be.
+    """
+    has_failed = (attention, backend_name) == ("auto", "torch")  # and that was said
+    if device.type != "cpu" or has_failed:
+        return TorchRowOps()
+    from pagedbatch_kernels.cpu.rows import CpuRowOps
+
+    try:
+        return CpuRowOps(notice)
+    except cpu_build.BuildError as error:
+        notice(f"no CPU sampling kernel: {error}: going on with torch")
+        return TorchRowOps()
 
 
 class FallbackBackend:

@@ -9,26 +9,27 @@ import math
 from itertools import groupby
 
 import torch
+from pagedbatch_kernels.row_ops import RowOps
 from torch import Tensor
 
 from pagedbatch.model.allowed import keep_allowed_
-from pagedbatch.model.logprobs import NOT_NUMBERS, list_top_logprobs, top_logprobs
+from pagedbatch.model.logprobs import NOT_NUMBERS, list_top_logprobs, readable, top_logprobs
 from pagedbatch.model.processors import changes_scores, process_row
-from pagedbatch.model.selection import largest
 from pagedbatch.model.transfer import Pass, send
 from pagedbatch.outputs import BeamResult, BeamTask, History
 
 
 def beam_passes(
-    logits: Tensor, tasks: list[BeamTask], eos_token_ids: frozenset[int], rows_at_once: int
+    logits: Tensor, tasks: list[BeamTask], eos_token_ids: frozenset[int], ops: RowOps
 ) -> list[Pass[list[BeamResult]]]:
     """The work of ranking each task's beams jointly: the passes' results together are those of `tasks`, in order.
 
     Args:
         logits: [num_rows, vocab_size], the beams of one task after the other.
         eos_token_ids: what may not come before `min_tokens`.
-        rows_at_once: rows worked on at once, as far as tasks are no wider.
+        ops: does the work on rows, `rows_at_once` of them as far as tasks are no wider.
     """
+    rows_at_once = ops.rows_at_once(logits)
     passes: list[Pass[list[BeamResult]]] = []
     row = 0
     for (width, _), alike in groupby(tasks, key=_shape):
@@ -37,7 +38,7 @@ def beam_passes(
         for start in range(0, len(group), tasks_at_once):
             batch = group[start : start + tasks_at_once]
             stop = row + width * len(batch)
-            passes.append(_rank(batch, logits[row:stop].float(), eos_token_ids))
+            passes.append(_rank(batch, logits[row:stop], eos_token_ids, ops))
             row = stop
     return passes
 
@@ -47,27 +48,31 @@ def _shape(task: BeamTask) -> tuple[int, int]:
     return len(task.rows), task.num_candidates
 
 
-def _rank(tasks: list[BeamTask], raw: Tensor, eos_token_ids: frozenset[int]) -> Pass[list[BeamResult]]:
+def _rank(tasks: list[BeamTask], logits: Tensor, eos_token_ids: frozenset[int], ops: RowOps) -> Pass[list[BeamResult]]:
     """Ranks tasks of one `_shape`.
 
     Args:
-        raw: float32 [num_tasks * width, vocab_size].
+        logits: [num_tasks * width, vocab_size].
     """
-    num_tasks, width, vocab_size = len(tasks), len(tasks[0].rows), raw.shape[1]
-    logprobs = raw.log_softmax(dim=-1)
-    are_numbers = torch.isfinite(logprobs.amax(dim=-1)).view(num_tasks, width).all(dim=1)
-    zeros = logprobs.new_zeros(len(logprobs))
+    num_tasks, width, vocab_size = len(tasks), len(tasks[0].rows), logits.shape[1]
+    scores = readable(logits, ops)
+    normalisers = ops.log_normalisers(scores)
+    are_numbers = torch.isfinite(normalisers).view(num_tasks, width).all(dim=1)
     raw_counts, processed_counts = _counts(tasks, "raw"), _counts(tasks, "processed")
-    raw_tops = top_logprobs(raw_counts, logprobs, zeros)
-    _process(tasks, logprobs, eos_token_ids)
-    processed_tops = top_logprobs(processed_counts, logprobs, zeros)
+    raw_tops = top_logprobs(raw_counts, scores, normalisers, ops)
+    if any(task.allowed is not None or changes_scores(task.params, task.position) for task in tasks):
+        scores = scores - normalisers.unsqueeze(1)
+        normalisers = torch.zeros_like(normalisers)
+        _process(tasks, scores, eos_token_ids)
+    processed_tops = top_logprobs(processed_counts, scores, normalisers, ops)
 
-    standing = send([score for task in tasks for score in task.scores], torch.float32, raw.device)
-    sums = (logprobs + standing.unsqueeze(1)).view(num_tasks, -1)
-    scores, places = largest(sums, min(tasks[0].num_candidates, sums.shape[1]))
-    own = logprobs.view(num_tasks, -1).gather(1, places)
-    del raw, logprobs, sums  # large, and not needed while the other passes are under way
-    home = yield [are_numbers, places, scores, own, *raw_tops, *processed_tops]
+    standing = send([score for task in tasks for score in task.scores], torch.float32, logits.device)
+    num_candidates = min(tasks[0].num_candidates, width * vocab_size)
+    sums, places = ops.rank(scores, normalisers, standing, width, num_candidates)
+    chosen = scores.reshape(num_tasks, -1).gather(1, places).float()
+    own = chosen - normalisers.view(num_tasks, width).gather(1, places // vocab_size)
+    del logits, scores  # large, and not needed while the other passes are under way
+    home = yield [are_numbers, places, sums, own, *raw_tops, *processed_tops]
 
     tops = list_top_logprobs(raw_counts, home[4 : 4 + len(raw_tops)])
     processed = list_top_logprobs(processed_counts, home[4 + len(raw_tops) :])

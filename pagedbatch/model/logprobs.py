@@ -1,4 +1,4 @@
-"""What logits say before anything is chosen: their normalisers, the most likely tokens, and when they say nothing."""
+"""What logits say before anything is chosen: the most likely tokens, and that they are no numbers."""
 
 from __future__ import annotations
 
@@ -7,40 +7,37 @@ from itertools import islice
 from typing import Any
 
 import torch
+from pagedbatch_kernels.row_ops import RowOps
 from torch import Tensor
 
-from pagedbatch.model.selection import largest
 from pagedbatch.model.transfer import send
 from pagedbatch.outputs import TopLogprobs
 
 NOT_NUMBERS = "the model's logits are not finite numbers (NaN or infinity) at this position"
 
 
-def log_normalisers(logits: Tensor, probabilities: Tensor | None = None) -> Tensor:
-    """The logsumexp of each row of float32 [num_rows, vocab_size]; not finite where the row holds NaN or infinity.
-
-    By way of softmax, which torch does several times as fast on a CPU; `probabilities` is that of `logits`, if at hand.
-    """
-    if probabilities is None:
-        probabilities = logits.softmax(dim=-1)
-    return logits.amax(dim=-1) - probabilities.amax(dim=-1).log()
+def readable(logits: Tensor, ops: RowOps) -> Tensor:
+    """`logits` in a dtype that `ops` reads: as they are, or in float32."""
+    return logits if logits.dtype in ops.dtypes else logits.float()
 
 
-def top_logprobs(wanted: list[int | None], scores: Tensor, normalisers: Tensor) -> list[Tensor]:
+def top_logprobs(wanted: list[int | None], scores: Tensor, normalisers: Tensor, ops: RowOps) -> list[Tensor]:
     """The most likely tokens of each row that asked for them: token ids and logprobs, or nothing where nobody asked.
 
     Args:
         wanted: how many, for each row; None: not asked.
-        scores: float32 [num_rows, vocab_size], raw (before every control).
+        scores: [num_rows, vocab_size], of a dtype that `ops` reads.
         normalisers: float32 [num_rows]; a logprob is a score less this.
     """
     asked = [i for i, count in enumerate(wanted) if count is not None]
     if not asked:
         return []
     most = min(max(wanted[i] or 0 for i in asked), scores.shape[1])
-    index = send(asked, torch.int64, scores.device)
-    values, token_ids = largest(scores[index], most)
-    return [token_ids, values - normalisers[index].unsqueeze(1)]
+    if len(asked) < len(wanted):
+        index = send(asked, torch.int64, scores.device)
+        scores, normalisers = scores[index], normalisers[index]
+    logprobs, token_ids = ops.rank(scores, normalisers, torch.zeros_like(normalisers), 1, most)
+    return [token_ids, logprobs]
 
 
 def list_top_logprobs(wanted: list[int | None], tops: list[Any]) -> list[TopLogprobs | None]:

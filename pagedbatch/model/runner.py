@@ -12,9 +12,10 @@ from functools import partial
 
 import torch
 from pagedbatch_kernels.interface import AttentionShape, Backend, CacheShape
+from pagedbatch_kernels.row_ops import RowOps
 
 from pagedbatch.model.attention import PagedAttention
-from pagedbatch.model.backends import choose_backend
+from pagedbatch.model.backends import choose_backend, choose_row_ops
 from pagedbatch.model.forward import ForwardName, choose_forward
 from pagedbatch.model.input_batch import InputBatcher, rows_needed
 from pagedbatch.model.kv_cache import KVCache, cache_shape, choose_num_blocks
@@ -25,7 +26,7 @@ from pagedbatch.outputs import ModelRunnerOutput, SchedulerOutput, StepSeconds
 
 
 class ModelRunner:
-    """A loaded model, its cache and a kernel backend."""
+    """A loaded model, its cache, a kernel backend and what works on rows of logits."""
 
     def __init__(
         self,
@@ -33,6 +34,7 @@ class ModelRunner:
         backend_name: str,
         backend: Backend,
         cache: KVCache,
+        row_ops: RowOps,
         *,
         forward: ForwardName = "auto",
         keep_model: bool = True,
@@ -59,7 +61,8 @@ class ModelRunner:
         )
         costs = backend.prefix_costs(attention, loaded.device)
         self._make_batch = InputBatcher(cache.shape.block_size, loaded.device, costs)
-        self._sampler = Sampler(loaded.defaults.eos_token_ids)
+        self._row_ops = row_ops
+        self._sampler = Sampler(loaded.defaults.eos_token_ids, row_ops)
 
     @classmethod
     def create(
@@ -101,7 +104,8 @@ class ModelRunner:
             most_useful=max_num_seqs * -(-loaded.defaults.max_model_len // block_size),
         )
         cache = KVCache(backend, shape, chosen, swap_space // block_bytes, loaded.dtype, loaded.device)
-        return cls(loaded, backend_name, backend, cache, forward=forward, keep_model=keep_model, notice=notice)
+        row_ops = choose_row_ops(attention, backend_name, loaded.device, notice)
+        return cls(loaded, backend_name, backend, cache, row_ops, forward=forward, keep_model=keep_model, notice=notice)
 
     @property
     def num_blocks(self) -> int:
@@ -125,7 +129,7 @@ class ModelRunner:
         logits = self._forward(batch)
         forwarded = time.perf_counter()
         samples, beams = self._sampler(logits, step)
-        prompts = score_prompts(logits[len(rows_needed(step)) :], step.prompts)
+        prompts = score_prompts(logits[len(rows_needed(step)) :], step.prompts, self._row_ops)
         ended = time.perf_counter()
         seconds = StepSeconds(
             model=forwarded - began - self._attention.seconds,

@@ -17,8 +17,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-SOURCES = ("attention.cpp", "cache.cpp", "layers.cpp")
-HEADERS = ("step.h", "tile.h", "vec.h")
+SOURCES = ("attention.cpp", "cache.cpp", "layers.cpp", "ranking.cpp", "sampling.cpp")
+HEADERS = ("step.h", "tile.h", "vec.h", "weights.h")
 #: No -ffast-math: masked scores are -inf.
 _FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-shared", "-fPIC", "-fvisibility=default", "-fno-math-errno")
 

@@ -39,6 +39,15 @@ struct BFloat16 {
   uint16_t bits;
 };
 
+inline float to_float(float value) { return value; }
+
+inline float to_float(BFloat16 value) {
+  const uint32_t bits = uint32_t(value.bits) << 16;
+  float result;
+  std::memcpy(&result, &bits, sizeof result);
+  return result;
+}
+
 inline Vec broadcast(float value) { return value - Vec{}; }
 
 inline Ints lane_numbers() {

@@ -1,0 +1,123 @@
+"""`RowOps` in torch: for GPUs, the oracle of the CPU's own, and what stands in for it. Knows no task.
+
+On a GPU nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from pagedbatch_kernels.row_ops import Draws
+from torch import Tensor
+
+from pagedbatch.model.selection import first_largest, largest
+from pagedbatch.model.transfer import send
+from pagedbatch.model.truncation import keep_likely_
+
+#: Logits worked on at once. On a CPU they stay in its caches, where a pass costs a fraction; on a GPU this only bounds
+#: the memory that a step needs.
+_LOGITS_AT_ONCE_ON_CPU, _LOGITS_AT_ONCE = 2**20, 2**27
+#: A divisor below this makes infinities of float32 logits, and all above it that is this small is greedy.
+_LEAST_TEMPERATURE = 1e-30
+_SPAN = 256
+
+
+class TorchRowOps:
+    """See `RowOps` for what each function does."""
+
+    dtypes = (torch.float32,)
+
+    def rows_at_once(self, logits: Tensor) -> int:
+        at_once = _LOGITS_AT_ONCE_ON_CPU if logits.device.type == "cpu" else _LOGITS_AT_ONCE
+        return max(1, at_once // logits.shape[1])
+
+    def log_normalisers(self, logits: Tensor) -> Tensor:
+        """By way of softmax, which torch does several times as fast as logsumexp on a CPU."""
+        return logits.amax(dim=-1) - logits.softmax(dim=-1).amax(dim=-1).log()
+
+    def draw(self, scores: Tensor, draws: Draws) -> Tensor:
+        device = scores.device
+        is_random = np.array([temperature > 0 for temperature in draws.temperatures])
+        row_of_draw = draws.rows
+        drawn = torch.empty(len(row_of_draw), dtype=torch.int64, device=device)
+        for kind in (False, True):
+            rows = np.flatnonzero(is_random == kind)
+            if len(rows) == 0:
+                continue
+            own_draws = np.flatnonzero(is_random[row_of_draw] == kind)
+            own = scores if len(rows) == len(is_random) else scores[send(rows, torch.int64, device)]
+            row_of_own = send(np.searchsorted(rows, row_of_draw[own_draws]), torch.int64, device)
+            if kind:
+                weights = likely_weights(own, draws, rows)
+                picked = invert_cdf(weights, row_of_own, send(draws.points[own_draws], torch.float64, device))
+            else:
+                picked = first_largest(own)[row_of_own]
+            drawn[send(own_draws, torch.int64, device)] = picked
+        return drawn
+
+    def rank(
+        self, scores: Tensor, normalisers: Tensor, standing: Tensor, width: int, count: int
+    ) -> tuple[Tensor, Tensor]:
+        if width == 1:  # the same for a whole row changes nothing in its order
+            values, token_ids = largest(scores, count)
+            return values - normalisers.unsqueeze(1) + standing.unsqueeze(1), token_ids
+        sums = scores - normalisers.unsqueeze(1) + standing.unsqueeze(1)
+        return largest(sums.view(-1, width * scores.shape[1]), count)
+
+
+def likely_weights(
+    scores: Tensor, draws: Draws, rows: np.ndarray, drawn: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """What each token weighs in the draws of some rows: its probability at the temperature, 0 if it is left out.
+
+    Args:
+        scores: float32 [num_rows, vocab_size].
+        draws: of which the entries `rows` are those of `scores`; all at temperatures above 0.
+        drawn: rows of `scores` and token ids, int64 [num_draws], that stay whatever is left out: other `RowOps`, which
+            drew them, may have found inside a border what rounding puts just outside it here.
+
+    Returns:
+        float32 [num_rows, vocab_size], not normalised.
+    """
+    temperatures = [max(draws.temperatures[row], _LEAST_TEMPERATURE) for row in rows]
+    if any(temperature != 1.0 for temperature in temperatures):
+        scores = scores / send(temperatures, torch.float32, scores.device).unsqueeze(1)
+    weights = scores.softmax(dim=-1)
+    probabilities = torch.empty(0) if drawn is None else weights[drawn]
+    settings = ([each[row] for row in rows] for each in (draws.top_k, draws.top_p, draws.min_p))
+    keep_likely_(weights, *settings)
+    if drawn is not None:
+        weights[drawn] = probabilities
+    return weights
+
+
+def invert_cdf(weights: Tensor, rows: Tensor, points: Tensor) -> Tensor:
+    """For each draw, the token at which the running sum of its row's weights passes `point * total`.
+
+    Summed in vocabulary order, over spans first and then within one span: the vocabulary is read once and never sorted.
+    Vocabulary order keeps a draw stable when two weights are nearly equal.
+
+    Args:
+        weights: float32 [num_rows, vocab_size], not negative, some positive in each row.
+        rows: int64 [num_draws], the row of each draw.
+        points: float64 [num_draws] in [0, 1).
+
+    Returns:
+        int64 [num_draws], token ids of positive weight.
+    """
+    padding = -weights.shape[1] % _SPAN
+    padded = torch.nn.functional.pad(weights, (0, padding)) if padding else weights
+    spans = padded.view(weights.shape[0], -1, _SPAN)
+    span_ends = spans.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)[rows]
+    # Below the total even for the largest point, 1 - 2**-53: that product never rounds up to it.
+    targets = points.unsqueeze(1) * span_ends[:, -1:]
+    # right=True skips what has no weight: the first running sum strictly above the target.
+    chosen = torch.searchsorted(span_ends, targets, right=True)
+    before = torch.where(chosen > 0, span_ends.gather(1, (chosen - 1).clamp(min=0)), 0.0)
+    within = spans[rows, chosen.squeeze(1)].double()
+    ends = before + within.cumsum(dim=-1)
+    offset = torch.searchsorted(ends, targets, right=True)
+    # The span's own sum may be rounded up a little above `ends`: then its last token with weight is meant.
+    position = torch.arange(_SPAN, device=weights.device)
+    last = torch.where(within > 0, position, -1).amax(dim=-1, keepdim=True)
+    return (chosen * _SPAN + torch.minimum(offset, last)).squeeze(1)

@@ -1,0 +1,257 @@
+"""The CPU's passes over rows against torch's and against their definitions in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from pagedbatch_kernels.cpu.build import can_load
+from pagedbatch_kernels.cpu.rows import CpuRowOps
+from pagedbatch_kernels.row_ops import Draws
+from torch import Tensor
+
+from pagedbatch.model.torch_rows import TorchRowOps
+
+pytestmark = pytest.mark.skipif(not can_load(), reason="there is no C++ compiler here")
+
+VOCABULARY = 49_152
+DTYPES = [torch.float32, torch.bfloat16]
+LAST_POINT = 1 - 2.0**-53
+
+
+@pytest.fixture(scope="module")
+def ops() -> CpuRowOps:
+    return CpuRowOps(lambda line: None)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def rows_of(kind: str, num_rows: int, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Random scores, around 5 as a model's often are."""
+    scores = torch.randn(num_rows, size, generator=torch.Generator().manual_seed(size))
+    spread = {"even": 0.01, "flat": 1.0, "peaked": 6.0, "tied": 3.0, "banned": 2.0, "equal": 0.0}[kind]
+    scores = 5 + spread * scores
+    if kind == "tied":
+        scores = scores.round()
+    if kind == "banned":  # all but one token in three, and never the first
+        scores[:, torch.arange(size) % 3 != size // 2 % 3] = -torch.inf
+    return scores.to(dtype)
+
+
+@dataclass(frozen=True)
+class Setting:
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+def draws(settings: list[Setting], points: np.ndarray, count: int = 1) -> Draws:
+    return Draws(
+        [each.temperature for each in settings],
+        [each.top_k for each in settings],
+        [each.top_p for each in settings],
+        [each.min_p for each in settings],
+        [count] * len(settings),
+        points,
+    )
+
+
+def is_right(scores: Tensor, setting: Setting, point: float, token_id: int) -> bool:
+    """Whether the definition gives this token, but for what float32 rounds at borders and in sums."""
+    logits = scores.double().numpy()
+    if setting.temperature == 0:
+        return token_id == int(logits.argmax())
+    weights = np.exp((logits - logits.max()) / setting.temperature)
+    # Torch divides scores by the temperature before it subtracts: what it rounds there is a share of a weight.
+    tolerance = 1e-6 + 2.0**-23 * abs(logits[np.isfinite(logits)]).max() / setting.temperature
+    order = np.lexsort((np.arange(len(weights)), -weights))
+    # Kept by all who round, then kept by any.
+    return any(
+        is_drawn(kept(weights, order, setting, 1 + sign * tolerance), point, token_id, tolerance) for sign in (-1, 1)
+    )
+
+
+def kept(weights: np.ndarray, order: np.ndarray, setting: Setting, slack: float) -> np.ndarray:
+    weights = weights.copy()
+    if 0 < setting.top_k < len(weights):
+        weights[weights * slack < weights[order[setting.top_k - 1]]] = 0.0
+    if setting.top_p < 1.0:
+        ranked = weights[order]
+        before = ranked.cumsum() - ranked
+        weights[order[before >= setting.top_p * ranked.sum() * slack]] = 0.0
+    weights[weights * slack < setting.min_p] = 0.0
+    return weights
+
+
+def is_drawn(weights: np.ndarray, point: float, token_id: int, tolerance: float) -> bool:
+    ends = weights.cumsum()
+    target, tolerance = point * ends[-1], tolerance * ends[-1]
+    return bool(weights[token_id] > 0 and ends[token_id] - weights[token_id] - tolerance <= target) and bool(
+        target < ends[token_id] + tolerance
+    )
+
+
+# --- draw ------------------------------------------------------------------------------------------------------------
+
+SETTINGS = [
+    Setting(0.0), Setting(), Setting(0.3), Setting(1.7), Setting(top_p=0.95), Setting(top_p=0.5),
+    Setting(top_p=1e-9), Setting(top_p=0.99999), Setting(0.6, top_p=0.9), Setting(top_k=1), Setting(top_k=5),
+    Setting(top_k=50), Setting(top_k=400), Setting(top_k=60, top_p=0.8), Setting(top_k=10**9, top_p=0.3),
+    Setting(min_p=0.05), Setting(min_p=1.0), Setting(1.3, 1000, 0.99, 0.001), Setting(top_k=-1, top_p=0.7, min_p=0.2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["even", "flat", "peaked", "tied", "banned", "equal"])
+@pytest.mark.parametrize("sizes", [range(1, 71), [255, 256, 257, 1000], [VOCABULARY]], ids=["tiny", "small", "large"])
+def test_draws_equal_torch(ops: CpuRowOps, sizes: list[int], kind: str, dtype: torch.dtype) -> None:
+    """Every mismatch must be one of rounding, and few are."""
+    random = np.random.default_rng(1)
+    num_draws = mismatches = 0
+    for size in sizes:
+        scores = rows_of(kind, len(SETTINGS), size, dtype)
+        points = random.random(len(SETTINGS))
+        found = ops.draw(scores, draws(SETTINGS, points))
+        expected = TorchRowOps().draw(scores.float(), draws(SETTINGS, points))
+        num_draws += len(found)
+        for i in (found != expected).nonzero().flatten().tolist():
+            mismatches += 1
+            assert is_right(scores[i], SETTINGS[i], points[i], int(found[i])), f"{size}, {SETTINGS[i]}, {points[i]}"
+    assert mismatches <= num_draws / 100
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["flat", "peaked", "tied"])
+def test_draws_are_as_defined(ops: CpuRowOps, kind: str, dtype: torch.dtype) -> None:
+    scores = rows_of(kind, len(SETTINGS), 5000, dtype)
+    points = np.random.default_rng(2).random((len(SETTINGS), 12))
+    points[:, :2] = 0.0, LAST_POINT
+    found = ops.draw(scores, draws(SETTINGS, points.ravel(), 12)).view(-1, 12)
+    for i, setting in enumerate(SETTINGS):
+        for point, token_id in zip(points[i], found[i].tolist(), strict=True):
+            assert is_right(scores[i], setting, point, token_id), f"{setting}, {point}: {token_id}"
+
+
+@pytest.mark.parametrize("place", [0, 1, 700, VOCABULARY - 1])
+def test_tokens_without_weight_are_never_drawn(ops: CpuRowOps, place: int) -> None:
+    scores = torch.full((len(SETTINGS), VOCABULARY), -torch.inf)
+    scores[:, place] = -3.0
+    for point in (0.0, 0.4, LAST_POINT):
+        found = ops.draw(scores, draws(SETTINGS, np.full(len(SETTINGS), point)))
+        assert found.tolist() == [place] * len(SETTINGS)
+
+
+def test_points_at_borders_belong_to_the_next_token(ops: CpuRowOps) -> None:
+    scores = torch.zeros(1, 512)
+    points = np.array([0.0, 2.0**-9, 2.0**-9 - 2.0**-60, 0.5 - 2.0**-53, 0.5, LAST_POINT])
+    assert ops.draw(scores, draws([Setting()], points, 6)).tolist() == [0, 1, 0, 255, 256, 511]
+
+
+def test_a_nucleus_ends_within_equals(ops: CpuRowOps) -> None:
+    """Of equals at the border, only the first stay; and equals of the k-th all stay."""
+    scores = torch.zeros(1, 40_000)
+    points = np.linspace(0.0, LAST_POINT, 500)
+    token_ids = ops.draw(scores, draws([Setting(top_p=0.25)], points, 500))
+    assert (token_ids.min(), token_ids.max()) == (0, 9_999)
+    token_ids = ops.draw(scores, draws([Setting(top_k=3)], points, 500))
+    assert (token_ids.min(), token_ids.max()) == (0, 39_999)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_depends_on_nothing_else(ops: CpuRowOps, dtype: torch.dtype) -> None:
+    """Neither on the other rows and the threads that do them, nor on where it lies."""
+    wide = rows_of("flat", 24, 3100, dtype)
+    scores = wide[:, 50:3050]
+    settings = [SETTINGS[i % len(SETTINGS)] for i in range(24)]
+    points = np.random.default_rng(3).random(24)
+    standing = torch.zeros(24)
+    found = ops.draw(scores, draws(settings, points))
+    normalisers = ops.log_normalisers(scores)
+    sums, places = ops.rank(scores, normalisers, standing, 1, 40)
+    torch.set_num_threads(1)
+    for i in range(24):
+        row = scores[i : i + 1].clone()
+        assert ops.draw(row, draws(settings[i : i + 1], points[i : i + 1])).tolist() == found[i : i + 1].tolist()
+        assert torch.equal(ops.log_normalisers(row), normalisers[i : i + 1])
+        own_sums, own_places = ops.rank(row, normalisers[i : i + 1], standing[:1], 1, 40)
+        assert torch.equal(own_sums[0], sums[i])
+        assert torch.equal(own_places[0], places[i])
+
+
+def test_rows_that_are_no_numbers_end_in_some_token(ops: CpuRowOps) -> None:
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        scores = torch.full((len(SETTINGS), 600), bad)
+        found = ops.draw(scores, draws(SETTINGS, np.full(len(SETTINGS), 0.5)))
+        assert ((found >= 0) & (found < 600)).all()
+        assert not torch.isfinite(ops.log_normalisers(scores)).any()
+        _, places = ops.rank(scores, ops.log_normalisers(scores), torch.zeros(len(scores)), 1, 30)
+        assert ((places >= 0) & (places < 600)).all()
+
+
+# --- log_normalisers and rank ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 3, 15, 16, 17, 300, VOCABULARY])
+def test_log_normalisers(ops: CpuRowOps, size: int, dtype: torch.dtype) -> None:
+    for kind in ("even", "flat", "peaked", "banned"):
+        scores = rows_of(kind, 5, size, dtype)
+        expected = scores.double().logsumexp(-1)
+        torch.testing.assert_close(ops.log_normalisers(scores).double(), expected, atol=1e-6, rtol=1e-7)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("place", [0, 5, 298, 299])
+def test_normalisers_tell_what_is_no_number(ops: CpuRowOps, place: int, bad: float) -> None:
+    scores = rows_of("flat", 3, 300)
+    scores[1, place] = bad
+    assert torch.isfinite(ops.log_normalisers(scores)).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["flat", "peaked", "tied", "banned", "equal"])
+@pytest.mark.parametrize("size", [1, 7, 64, 65, 1000, 9000])
+@pytest.mark.parametrize("width", [1, 3])
+def test_ranks_are_those_of_a_sort(ops: CpuRowOps, width: int, size: int, kind: str, dtype: torch.dtype) -> None:
+    scores = rows_of(kind, 2 * width, size, dtype) - 5
+    normalisers = scores.float().logsumexp(-1)
+    standing = -torch.arange(2.0 * width)
+    everything = (scores.float() - normalisers.unsqueeze(1) + standing.unsqueeze(1)).view(2, -1)
+    expected, order = everything.sort(dim=-1, descending=True, stable=True)
+    for count in (0, 1, 2, 8, 300, width * size):
+        if count <= width * size:
+            sums, places = ops.rank(scores, normalisers, standing, width, count)
+            assert torch.equal(sums, expected[:, :count])
+            assert torch.equal(places, order[:, :count])
+
+
+def test_zeros_are_equal_whatever_their_sign(ops: CpuRowOps) -> None:
+    zeros = torch.tensor([[-0.0, 0.0, -0.0, -1.0]])
+    assert ops.rank(zeros, torch.zeros(1), torch.full((1,), -0.0), 1, 4)[1].tolist() == [[0, 1, 2, 3]]
+
+
+def test_what_does_not_fit_is_refused(ops: CpuRowOps) -> None:
+    scores, one = rows_of("flat", 2, 30), torch.zeros(1)
+    for wrong in (scores.double(), scores.half(), scores[0], scores.T, scores[:, :0]):
+        with pytest.raises(ValueError, match="row"):
+            ops.log_normalisers(wrong)
+    with pytest.raises(ValueError, match=r"draws for \[1\] rows and 1 points, 2 rows"):
+        ops.draw(scores, draws([Setting()], np.zeros(1)))
+    with pytest.raises(ValueError, match=r"draws for \[2\] rows and 3 points, 2 rows"):
+        ops.draw(scores, draws([Setting()] * 2, np.zeros(3)))
+    with pytest.raises(ValueError, match="for 2 rows"):
+        ops.rank(scores, one, one, 1, 3)
+    for width, count in ((3, 1), (2, 61), (1, -1)):
+        with pytest.raises(ValueError, match=f"the {count} largest of each {width} of 2 rows of 30"):
+            ops.rank(scores, torch.zeros(2), torch.zeros(2), width, count)
