@@ -16,11 +16,11 @@ from pagedbatch.job.job import Ui, run_job
 from pagedbatch.job.settings import merge
 from pagedbatch.model import loader
 
-#: What a plain run has no use for. Not in this list: torch._dynamo and triton, which transformers brings along.
+#: What a plain run has no use for, of all that this project imports somewhere. What transformers brings along by itself
+#: (torch._dynamo, triton, Pillow where it is installed) is not ours to leave out.
 UNUSED = (
-    "datasets", "gguf", "matplotlib", "pandas", "PIL", "pyarrow", "ray", "requests", "scipy", "sklearn", "tensorflow",
-    "torch._inductor.compile_fx", "torchvision", "xgrammar", "pagedbatch.engine.catalog", "pagedbatch.model.grammar",
-    "pagedbatch_kernels.triton_backend",
+    "datasets", "gguf", "matplotlib", "pandas", "pyarrow", "ray", "xgrammar", "torch._inductor.compile_fx",
+    "pagedbatch.engine.catalog", "pagedbatch.model.grammar", "pagedbatch_kernels.triton_backend",
 )  # fmt: skip
 
 
