@@ -76,13 +76,14 @@ class Sequence:
     """One growing output of a group: its history, and how far its K/V stand in the pool."""
 
     __slots__ = (
-        "beam_group", "constraint", "cumulative_logprob", "group", "num_computed_tokens", "peak_computed_tokens",
-        "sample_index", "seq_id", "tail",
+        "_num_prompt_tokens", "beam_group", "constraint", "cumulative_logprob", "group", "num_computed_tokens",
+        "peak_computed_tokens", "sample_index", "seq_id", "tail",
     )  # fmt: skip
 
     def __init__(self, seq_id: int, group: SequenceGroup, sample_index: int) -> None:
         self.seq_id = seq_id
         self.group = group
+        self._num_prompt_tokens = len(group.request.prompt_token_ids)
         self.sample_index = sample_index
         #: Which beams it is ranked against, once they are beams.
         self.beam_group = 0
@@ -99,7 +100,7 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.group.prompt_token_ids) + self.num_output_tokens
+        return self._num_prompt_tokens + (0 if self.tail is None else self.tail.length)
 
     @property
     def num_missing_tokens(self) -> int:
@@ -184,6 +185,11 @@ class SequenceGroup:
     #: Grows with the prompt's chunks, where the request asked for it.
     prompt_scores: PromptScores = field(default_factory=PromptScores)
     error: str | None = None
+    #: Whether its draws look back; asked in every step.
+    reads_history: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reads_history = self.request.params.reads_history
 
     @property
     def prompt_token_ids(self) -> list[int]:
@@ -222,7 +228,10 @@ class SequenceGroup:
 
     @property
     def num_missing_tokens(self) -> int:
-        return sum(seq.num_missing_tokens for seq in self.sequences)
+        missing = 0
+        for seq in self.sequences:  # every group in every step: no generator
+            missing += seq.num_missing_tokens
+        return missing
 
     def beam_groups(self) -> list[tuple[int, range]]:
         """Each beam group that still searches: its number, and where its beams stand in `sequences`.

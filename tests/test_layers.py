@@ -20,11 +20,12 @@ ARROWS = {
     "kernels": {"kernels"},
     "model": {"plain", "kernels", "model"},
     "job": {"plain", "engine", "stats", "model", "job"},
+    "simulation": {"plain", "engine", "stats", "job", "simulation"},
     "bench": {"plain", "stats", "model", "job", "bench"},
-    "cli": {"plain", "engine", "stats", "model", "job", "bench", "cli"},
+    "cli": {"plain", "engine", "stats", "model", "job", "bench", "simulation", "cli"},
 }
 #: These layers never import a device library; they are tested, and start, without one.
-HOST_ONLY = {"plain", "engine", "stats"}
+HOST_ONLY = {"plain", "engine", "stats", "simulation"}
 DEVICE_LIBRARIES = {"torch", "transformers", "triton", "accelerate", "gguf", "xgrammar"}
 #: These layers import the device half and slow libraries inside functions only: `--help` and wrong usage don't wait.
 LAZY = {"job", "cli"}

@@ -210,7 +210,7 @@ def test_logits_of_minus_infinity_are_tokens_that_never_come() -> None:
 def test_a_row_whose_controls_leave_nothing_fails_alone(temperature: float) -> None:
     params = GenerationParams(temperature=temperature, no_repeat_ngram_size=1)
     past = History(list(range(30)), [])
-    tasks = [task(0, replace(params, no_repeat_ngram_size=0)), replace(task(1, params), history=past)]
+    tasks = [task(0, replace(params, no_repeat_ngram_size=0)), task(1, params)._replace(history=past)]
     results = sample(normal(2, 30), tasks)
     assert [result.error for result in results] == [None, NOTHING_LEFT]
 

@@ -14,6 +14,7 @@ from pagedbatch.cli.bench import bench
 from pagedbatch.cli.doctor import doctor
 from pagedbatch.cli.report import report
 from pagedbatch.cli.run import run
+from pagedbatch.cli.simulate import simulate
 from pagedbatch.errors import PagedBatchError, RunError, UsageError
 
 #: Typer's class of wrong-usage errors, under a public name's parents: it has no public name itself.
@@ -37,6 +38,7 @@ app = typer.Typer(
 app.command()(run)
 app.command()(report)
 app.command()(bench)
+app.command()(simulate)
 app.command()(doctor)
 
 

@@ -43,6 +43,13 @@ class GroupAdvancer:
         its place.
         """
         group, parent = seq.group, seq.tail
+        if parent is not None and result.token_ids:  # most of all: one sample, which goes on
+            token_id, logprob = result.token_ids[0], result.logprobs[0]
+            if self._stops.check(task.params, parent, token_id) is None:
+                top = None if result.top_logprobs is None else result.top_logprobs[0]
+                seq.append(TokenNode(token_id, logprob, parent, top))
+                seq.cumulative_logprob += logprob
+                return
         grown: list[tuple[int, TokenNode]] = []
         for i, (token_id, logprob) in enumerate(zip(result.token_ids, result.logprobs, strict=True)):
             top = result.top_logprobs[i] if result.top_logprobs is not None else None
@@ -152,6 +159,8 @@ class GroupAdvancer:
 
     def _descend(self, generation: list[Sequence], parents: list[Sequence]) -> list[Sequence]:
         """One child for each entry of `parents`, in order; members of `generation` without a child are freed."""
+        if generation == parents:  # most steps of most samples
+            return parents
         children_left = Counter(parent.seq_id for parent in parents)
         dead = [seq.seq_id for seq in generation if seq.seq_id not in children_left]
         children = []

@@ -114,12 +114,12 @@ class BlockManager:
         Counts the copy-on-write copies: a half-full last block is copied once a writer but the last.
         """
         needed = 0
-        writers: Counter[int] = Counter()
+        writers: dict[int, int] = {}
         for seq_id, start, stop in growth:
             blocks = self._tables[seq_id].blocks
             needed += max(0, -(-stop // self.block_size) - len(blocks))
             if start % self.block_size and self.pool.ref_count[blocks[-1]] > 1:
-                writers[blocks[-1]] += 1
+                writers[blocks[-1]] = writers.get(blocks[-1], 0) + 1
         for block_id, count in writers.items():
             needed += min(count, self.pool.ref_count[block_id] - 1)
         return needed

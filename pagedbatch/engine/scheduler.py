@@ -136,12 +136,13 @@ class Scheduler:
 
     def _closes_gap(self, group: SequenceGroup, plan: StepPlan) -> bool:
         """Whether the budget reaches for all that the group misses before it draws."""
-        is_open = all(self.blocks.has_table(seq.seq_id) for seq in group.sequences)
         missing = group.num_missing_tokens
         reaches = missing <= plan.tokens_left and (
             group.num_unscored == 0 or missing <= self._tokens_at_most(group.sequences[0], plan)
         )
-        return is_open and reaches and group.params.max_tokens > 0
+        if not reaches or group.params.max_tokens == 0:
+            return False
+        return all(self.blocks.has_table(seq.seq_id) for seq in group.sequences)
 
     def _drop_out_of_window(self, group: SequenceGroup, window: int) -> None:
         """Gives back the blocks that no token still to be computed can see."""

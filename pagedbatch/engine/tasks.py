@@ -25,7 +25,7 @@ def add_tasks(group: SequenceGroup, rows: list[int], plan: StepPlan, stops: Stop
     """The group's gap closes in this step: it draws or ranks its next tokens."""
     params = group.params
     histories = None
-    if params.reads_history:
+    if group.reads_history:
         histories = [History(group.prompt_token_ids, output_token_ids(seq.tail)) for seq in group.sequences]
     allowed = [seq.constraint.allowed() for seq in group.sequences if seq.constraint is not None] or None
     if params.use_beam_search:

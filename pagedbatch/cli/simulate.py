@@ -1,0 +1,180 @@
+"""`pagedbatch simulate`: the real scheduler and pool on a trace of lengths. Knows no model but its config."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pagedbatch.errors import UsageError
+
+_REQUESTS = "Requests"
+_ENGINE = "Engine, as in `run`"
+
+
+def simulate(
+    trace: Annotated[
+        str | None,
+        typer.Argument(show_default=False, help="CSV, JSONL or Parquet with a column for each length."),
+    ] = None,
+    input_column: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=_REQUESTS, help="Column of prompt lengths. (default: a well-known name)"),
+    ] = None,
+    output_column: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=_REQUESTS, help="Column of output lengths. (default: a well-known name)"),
+    ] = None,
+    log_normal: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IN,OUT,SIGMA",
+            rich_help_panel=_REQUESTS,
+            help="Instead of a trace: log-normal lengths, their means.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, rich_help_panel=_REQUESTS, help="So many requests. (default: all; 1,000 drawn)")
+    ] = None,
+    n: Annotated[int, typer.Option("--n", "-n", min=1, rich_help_panel=_REQUESTS, help="Samples a request.")] = 1,
+    sample_lengths: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=_REQUESTS,
+            help="request: every sample ends at its request's length; independent: exponential, of that mean.",
+        ),
+    ] = "request",
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, rich_help_panel=_REQUESTS, help="Limit of every output. (default: what the context leaves)"
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(rich_help_panel=_REQUESTS, help="Of everything drawn.")] = 0,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", rich_help_panel=_ENGINE, help="Its config gives bytes and context; no weights."),
+    ] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(min=2, rich_help_panel=_ENGINE, help="Context. (default: the model's, else 2048)")
+    ] = None,
+    block_size: Annotated[int, typer.Option(min=1, rich_help_panel=_ENGINE, help="Token slots a block.")] = 16,
+    num_blocks: Annotated[
+        int | None, typer.Option(min=1, rich_help_panel=_ENGINE, help="Pool size. (default: enough for all at once)")
+    ] = None,
+    kv_memory: Annotated[
+        str | None, typer.Option(rich_help_panel=_ENGINE, help="Pool size: 4GiB; with --model.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(rich_help_panel=_ENGINE, help="Of K and V, with --model.")] = "bfloat16",
+    max_num_seqs: Annotated[int, typer.Option(min=1, rich_help_panel=_ENGINE, help="Most sequences at once.")] = 128,
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(min=1, rich_help_panel=_ENGINE, help="Most tokens a step.")
+    ] = 2048,
+    preemption: Annotated[str, typer.Option(rich_help_panel=_ENGINE, help="auto, swap or recompute.")] = "auto",
+    num_swap_blocks: Annotated[
+        int, typer.Option(min=0, rich_help_panel=_ENGINE, help="Blocks of host memory for swapped groups.")
+    ] = 0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE.stats.json", help="Write the account here.")
+    ] = None,
+) -> int:
+    """Show what the pool would hold for a trace of lengths: the real scheduler and blocks, and nothing computed."""
+    from rich.console import Console
+
+    from pagedbatch.config import EngineConfig
+    from pagedbatch.simulation.lengths import read_trace
+    from pagedbatch.simulation.simulate import SampleLengths, simulate
+    from pagedbatch.simulation.stats import simulation_stats
+    from pagedbatch.stats.report import summary
+    from pagedbatch.stats.tables import details
+
+    if (trace is None) == (log_normal is None):
+        raise UsageError("give a trace, or --log-normal IN,OUT,SIGMA")
+    if sample_lengths not in ("request", "independent"):
+        raise UsageError(f"--sample-lengths: {sample_lengths!r} is neither request nor independent")
+    if preemption not in ("auto", "swap", "recompute"):
+        raise UsageError(f"--preemption: {preemption!r} is none of auto, swap, recompute")
+    if output is not None and not output.parent.is_dir():
+        raise UsageError(f"--output: there is no folder {output.parent}")
+    settings = {name: value for name, value in locals().items() if isinstance(value, (int, str, type(None)))}
+    shape = _shape(model, max_model_len, block_size, dtype)
+    blocks = _num_blocks(num_blocks, kv_memory, shape, max_num_seqs, block_size)
+    config = EngineConfig(
+        num_blocks=blocks,
+        block_size=block_size,
+        num_swap_blocks=num_swap_blocks,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=shape["max_model_len"],
+        preemption=preemption,  # type: ignore[arg-type]
+        prefix_cache=False,
+    )
+    requests = (
+        _drawn(log_normal, seed, limit or 1000)
+        if log_normal is not None
+        else read_trace(str(trace), input_column=input_column, output_column=output_column, limit=limit)
+    )
+    found = simulate(
+        requests,
+        config,
+        samples=SampleLengths(n, sample_lengths == "independent"),
+        max_tokens=max_tokens,
+        block_bytes=shape["block_bytes"],
+        seed=seed,
+    )
+    stats = simulation_stats(found, settings | {"num_blocks": blocks, "max_model_len": shape["max_model_len"]})
+    if output is not None:
+        output.write_text(json.dumps(stats) + "\n", encoding="utf-8")
+    console = Console()
+    summary(stats, console)
+    details(stats, console)
+    if found.num_error:
+        Console(stderr=True).print(f"{found.num_error} requests could not run; the first: {found.errors[0]}")
+    return 3 if found.num_error else 0
+
+
+def _shape(model: str | None, max_model_len: int | None, block_size: int, dtype: str) -> dict[str, int]:
+    if model is None:
+        return {"max_model_len": max_model_len or 2048, "block_bytes": 0}
+    import torch
+
+    from pagedbatch.model.facts import model_facts
+    from pagedbatch.model.loader import load_config
+
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise UsageError(f"--dtype: {dtype!r} is none of float32, bfloat16, float16")
+    facts = model_facts(load_config(model))
+    return {
+        "max_model_len": min(max_model_len or facts.max_model_len, facts.max_model_len),
+        "block_bytes": facts.token_bytes(getattr(torch, dtype)) * block_size,
+    }
+
+
+def _num_blocks(
+    num_blocks: int | None, kv_memory: str | None, shape: dict[str, int], max_num_seqs: int, block_size: int
+) -> int:
+    from pagedbatch.job.settings import parse_size
+
+    if num_blocks is not None:
+        return num_blocks
+    if kv_memory is None:
+        return max_num_seqs * -(-shape["max_model_len"] // block_size)
+    if not shape["block_bytes"]:
+        raise UsageError("--kv-memory needs --model, which says how large a block is; or give --num-blocks")
+    return max(1, parse_size("kv_memory", kv_memory) // shape["block_bytes"])
+
+
+def _drawn(means: str, seed: int, count: int) -> Iterator[Any]:
+    from pagedbatch.simulation.lengths import log_normal
+
+    try:
+        prompt, out, sigma = map(float, means.split(","))
+        if min(prompt, out) <= 0 or sigma < 0:
+            raise ValueError
+    except ValueError:
+        raise UsageError(f"--log-normal: {means!r} is not IN,OUT,SIGMA such as 161.31,337.99,0.65") from None
+    return islice(log_normal(prompt, out, sigma, seed), count)

@@ -1,0 +1,1 @@
+"""Runs without a model: the real scheduler and pool on lengths alone."""
