@@ -6,7 +6,7 @@ Those that are made for every sequence in every step are named tuples: a frozen 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from pagedbatch.constraint import Allowed
@@ -239,6 +239,11 @@ class EngineCounters:
     prefix_hit_tokens: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+
+
+def add_counters(counters: Sequence[EngineCounters]) -> EngineCounters:
+    """The totals of several engines."""
+    return EngineCounters(**{f.name: sum(getattr(each, f.name) for each in counters) for f in fields(EngineCounters)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,7 +37,9 @@ class View:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def update(self, snapshot: StepSnapshot | None, rows_done: int, rows_error: int) -> None:
+    def update(
+        self, snapshot: StepSnapshot | None, rows_done: int, rows_error: int, pools: Sequence[StepSnapshot] = ()
+    ) -> None:
         self.rows_done, self.rows_error = rows_done, rows_error
         self.on_update(rows_done)
 

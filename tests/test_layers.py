@@ -22,17 +22,16 @@ ARROWS = {
     "job": {"plain", "engine", "stats", "model", "job"},
     "simulation": {"plain", "engine", "stats", "job", "simulation"},
     "bench": {"plain", "stats", "model", "job", "bench"},
-    "bench children": {"plain", "stats", "model", "job", "bench", "bench children"},
     "cli": {"plain", "engine", "stats", "model", "job", "bench", "simulation", "cli"},
 }
 #: These layers never import a device library; they are tested, and start, without one.
 HOST_ONLY = {"plain", "engine", "stats", "simulation"}
 DEVICE_LIBRARIES = {"torch", "transformers", "triton", "accelerate", "gguf", "xgrammar"}
 #: These layers import the device half and slow libraries inside functions only: `--help` and wrong usage don't wait.
-LAZY = {"job", "bench", "cli"}
+LAZY = {"job", "cli"}
 SLOW_LIBRARIES = DEVICE_LIBRARIES | {"datasets", "pyarrow", "numpy", "matplotlib"}
-#: A layer of their own: processes that the benchmark starts and must not import, for it has to stay small.
-BENCH_CHILDREN = ("pagedbatch.bench.prepare", "pagedbatch.bench.dummy", "pagedbatch.bench.generate")
+#: All that imports ray. They are imported late themselves, by a run that asked for workers, and so need not be lazy.
+RAY_MODULES = ("pagedbatch.job.workers.cluster", "pagedbatch.job.workers.dataset")
 PACKAGES = {
     "pagedbatch": REPOSITORY / "pagedbatch",
     "pagedbatch_kernels": REPOSITORY / "kernels" / "pagedbatch_kernels",
@@ -59,8 +58,6 @@ def layer(module: str) -> str | None:
         return "kernels"
     if package != "pagedbatch":
         return None
-    if f"{module}.".startswith(tuple(f"{child}." for child in BENCH_CHILDREN)):
-        return "bench children"
     first = rest.partition(".")[0]
     return first if first in ARROWS else "plain"
 
@@ -95,6 +92,12 @@ def broken_rule(found: Import) -> str | None:
         return f"{importing} must not know {imported}"
     if importing in HOST_ONLY and library in DEVICE_LIBRARIES:
         return f"{importing} must not know device libraries"
+    if found.importer in RAY_MODULES:
+        return None
+    if library == "ray":
+        return f"only {' and '.join(RAY_MODULES)} import ray"
+    if found.at_start and found.imported.startswith(RAY_MODULES):
+        return f"{importing} imports what imports ray inside functions only"
     if importing in LAZY and found.at_start and (library in SLOW_LIBRARIES or imported == "model"):
         return f"{importing} imports the device half and slow libraries inside functions only"
     return None
@@ -141,10 +144,10 @@ def test_importing_the_kernels_package_needs_no_device_library() -> None:
         ("pagedbatch.job.x", "class A:\n    import torch"),
         ("pagedbatch.cli.x", "import datasets"),
         ("pagedbatch.job.x", "from pagedbatch import cli"),
-        ("pagedbatch.job.x", "from pagedbatch.bench import workload"),
-        ("pagedbatch.bench.x", "def f():\n    from pagedbatch.bench.generate import measure"),
-        ("pagedbatch.bench.x", "import torch"),
         ("pagedbatch_kernels.x", "from pagedbatch import outputs"),
+        ("pagedbatch.job.workers.pool", "def f():\n    import ray"),
+        ("pagedbatch.job.workers.pool", "from pagedbatch.job.workers.dataset import Worker"),
+        ("pagedbatch.job.workers.dataset", "import ray\nfrom pagedbatch.cli.app import main"),
     ],
 )
 def test_a_wrong_import_is_found(module: str, source: str) -> None:
@@ -158,6 +161,8 @@ def test_a_wrong_import_is_found(module: str, source: str) -> None:
         ("pagedbatch.cli.x", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
         ("pagedbatch.model.x", "import torch\nfrom pagedbatch_kernels import reference"),
         ("pagedbatch.engine.x", "from pagedbatch.outputs import BlockCopy\nimport heapq"),
+        ("pagedbatch.job.workers.dataset", "import ray\nimport pyarrow"),
+        ("pagedbatch.job.x", "def f():\n    from pagedbatch.job.workers.dataset import Worker"),
     ],
 )
 def test_a_right_import_is_left_alone(module: str, source: str) -> None:

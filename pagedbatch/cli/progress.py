@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from pagedbatch.cli.tally import Tally
-from pagedbatch.outputs import StepSnapshot
+from pagedbatch.outputs import PoolCounts, StepSnapshot
 from pagedbatch.stats.charts import Part, glyphs_for, stacked_bar
 from pagedbatch.stats.wording import duration, plural
 
@@ -27,6 +27,7 @@ PLAIN_SECONDS = 10.0
 _LABEL_WIDTH = 9
 _BESIDE_BAR_WIDTH = 30
 _MAX_WIDTH = 120
+_MOST_POOLS = 8
 _STATES = (("private", "blue"), ("shared", "magenta"), ("cached", "cyan"), ("free", "bright_black"))
 
 
@@ -39,8 +40,10 @@ class Progress(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def update(self, snapshot: StepSnapshot | None, rows_done: int, rows_error: int) -> None:
-        """Takes in a step, right after it ran.
+    def update(
+        self, snapshot: StepSnapshot | None, rows_done: int, rows_error: int, pools: Sequence[StepSnapshot] = ()
+    ) -> None:
+        """Takes in a step, right after it ran. Where there are workers, `snapshot` is their sum and `pools` are theirs.
 
         `rows_done` counts the rows that this run finished, errors included, and `rows_error` those errors. Resumed rows
         are in neither: they were given at the start. Rows that fail before any step come with no snapshot.
@@ -76,14 +79,16 @@ class PlainProgress:
     ) -> None:
         self._say(_final_words(self._tally))
 
-    def update(self, snapshot: StepSnapshot | None, rows_done: int, rows_error: int) -> None:
+    def update(
+        self, snapshot: StepSnapshot | None, rows_done: int, rows_error: int, pools: Sequence[StepSnapshot] = ()
+    ) -> None:
         now = self._clock()
         self._tally.take(now, snapshot, rows_done, rows_error)
         if now < self._due:
             return
         self._due = now + PLAIN_SECONDS
         self._tally.mark()
-        self._say(_speed_words(self._tally), _pool_words(self._tally))
+        self._say(_speed_words(self._tally), _pool_words(self._tally, pools))
 
     def _say(self, *groups: list[str]) -> None:
         parts = [", ".join(filter(None, words)) for words in groups]
@@ -102,6 +107,7 @@ class TerminalProgress:
         self._clock = clock
         self._glyphs = glyphs_for(console)
         self._due = 0.0
+        self._pools: Sequence[StepSnapshot] = ()
         # Standard output may carry data, so it stays as it is; warnings on stderr go above the display.
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=False)
 
@@ -116,13 +122,16 @@ class TerminalProgress:
         self._live.update(self._final())
         self._live.stop()  # draws it
 
-    def update(self, snapshot: StepSnapshot | None, rows_done: int, rows_error: int) -> None:
+    def update(
+        self, snapshot: StepSnapshot | None, rows_done: int, rows_error: int, pools: Sequence[StepSnapshot] = ()
+    ) -> None:
         now = self._clock()
         self._tally.take(now, snapshot, rows_done, rows_error)
         if now < self._due:
             return
         self._due = now + REDRAW_SECONDS
         self._tally.mark()
+        self._pools = pools
         self._draw()
 
     def message(self, text: str) -> None:
@@ -131,7 +140,7 @@ class TerminalProgress:
     def _draw(self) -> None:
         lines = [self._rows_line(), self._cells_line("speed", _speed_words(self._tally))]
         if self._tally.snapshot is not None:
-            lines += self._pool_lines(self._tally.snapshot)
+            lines += self._pool_lines(self._tally.snapshot, self._pools)
         self._live.update(Group(*lines), refresh=True)
 
     def _final(self) -> Group:
@@ -145,22 +154,32 @@ class TerminalProgress:
         parts = [Part(tally.rows_done, full, "green"), Part(tally.total_rows - tally.rows_done, empty, "bright_black")]
         return self._bar_line("rows", parts, _share_done(tally), f"{tally.rows_done:,} of {tally.total_rows:,}")
 
-    def _pool_lines(self, snapshot: StepSnapshot) -> list[Text]:
-        pool = snapshot.pool
-        blocks = pool.live + pool.cached + pool.free
-        counts = (pool.private, pool.shared, pool.cached, pool.free)
-        parts = [
-            Part(count, shade, style)
-            for count, shade, (_, style) in zip(counts, self._glyphs.shades, _STATES, strict=True)
-        ]
+    def _pool_lines(self, snapshot: StepSnapshot, pools: Sequence[StepSnapshot]) -> list[Text]:
+        """The pool, or a line for each of several, as many as there is room for; then what the shades mean."""
+        if len(pools) < 2:
+            bars = [self._pool_line("pool", snapshot.pool)]
+        else:
+            shown = pools[: _MOST_POOLS - 1] if len(pools) > _MOST_POOLS else pools
+            bars = [self._pool_line(f"pool {i}", each.pool) for i, each in enumerate(shown)]
+            if len(shown) < len(pools):
+                bars.append(self._pool_line(f"all {len(pools)}", snapshot.pool))
         legend = [
             Text.assemble((part.glyph, part.style), f" {name} {part.value:,}")
-            for part, (name, _) in zip(parts, _STATES, strict=True)
+            for part, (name, _) in zip(self._pool_parts(snapshot.pool), _STATES, strict=True)
         ]
+        words = _running_words(snapshot, self._tally.preemptions)
+        return [*bars, self._cells_line("", legend), self._cells_line("running", words)]
+
+    def _pool_line(self, label: str, pool: PoolCounts) -> Text:
+        blocks = pool.live + pool.cached + pool.free
+        share = pool.live / blocks if blocks else 0.0
+        return self._bar_line(label, self._pool_parts(pool), share, f"live of {blocks:,} blocks")
+
+    def _pool_parts(self, pool: PoolCounts) -> list[Part]:
+        counts = (pool.private, pool.shared, pool.cached, pool.free)
         return [
-            self._bar_line("pool", parts, pool.live / blocks if blocks else 0.0, f"live of {blocks:,} blocks"),
-            self._cells_line("", legend),
-            self._cells_line("running", _running_words(snapshot, self._tally.preemptions)),
+            Part(count, shade, style)
+            for count, shade, (_, style) in zip(counts, self._glyphs.shades, _STATES, strict=True)
         ]
 
     def _line(self, label: str, body: Text) -> Text:
@@ -218,13 +237,15 @@ def _final_words(tally: Tally) -> list[str]:
     return [*words, *_error_words(tally)]
 
 
-def _pool_words(tally: Tally) -> list[str]:
+def _pool_words(tally: Tally, pools: Sequence[StepSnapshot]) -> list[str]:
     if tally.snapshot is None:
         return []
     pool = tally.snapshot.pool
     blocks = zip((pool.private, pool.shared, pool.cached, pool.free), _STATES, strict=True)
+    live = [f"{each.pool.live:,}" for each in pools]
     return [
         "blocks: " + ", ".join(f"{count:,} {name}" for count, (name, _) in blocks),
+        f"live in each pool: {' '.join(live)}" if len(live) > 1 else "",
         *_running_words(tally.snapshot, tally.preemptions),
     ]
 

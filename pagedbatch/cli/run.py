@@ -17,6 +17,7 @@ _generation = partial(typer.Option, rich_help_panel="Generation", show_default=F
 _beams = partial(typer.Option, rich_help_panel="Beams", show_default=False)
 _constraints = partial(typer.Option, rich_help_panel="Constraints", show_default=False)
 _engine = partial(typer.Option, rich_help_panel="Engine", show_default=False)
+_workers = partial(typer.Option, rich_help_panel="Workers", show_default=False)
 _output = partial(typer.Option, rich_help_panel="Output", show_default=False)
 
 _INPUT_HELP = ".jsonl, .jsonl.gz, .jsonl.zst, .csv, .parquet, - for stdin, a dataset's folder, or a Hub dataset."
@@ -50,6 +51,8 @@ _ALLOWED_HELP = "Token id that may be written, and no other; repeatable. Give an
 _MAX_NUM_SEQS_HELP = "Most sequences at once; more samples of a row take turns, its beams don't. (default: 128)"
 _BEAM_GROUPS_HELP = "Diverse beam search: so many groups of beams, of one size, that avoid each other's tokens."
 _DIVERSITY_HELP = "Subtracted from a token's logprob for each beam of an earlier group that takes it at the same step."
+_WORKERS_HELP = "So many engines, one a GPU or a share of the CPUs, in processes of their own; sizes are those of each."
+_RAY_HELP = "Workers on a running Ray cluster: auto or HOST:PORT. (default workers: one a GPU, else one a machine)"
 _BIAS_HELP = """JSON object of token id to bias: '{"50256": -100}'."""
 
 _CATALOG_HELP = "Outputs are items of this file, one a line: text, or a JSON list of token ids."
@@ -126,6 +129,8 @@ def run(
     ] = None,
     device: Annotated[str | None, _engine(help="auto, cpu or cuda. (default: auto)")] = None,
     dtype: Annotated[str | None, _engine(help="auto, float32, bfloat16 or float16. (default: auto)")] = None,
+    workers: Annotated[int | None, _workers(help=_WORKERS_HELP)] = None,
+    ray_address: Annotated[str | None, _workers(metavar="ADDRESS", help=_RAY_HELP)] = None,
     output: Annotated[str | None, _output("--output", "-o", help=_OUTPUT_HELP)] = None,
     keep: Annotated[list[str] | None, _output(help=_KEEP_HELP)] = None,
     retry_errors: Annotated[bool | None, _output("--retry-errors", help=_RETRY_HELP)] = None,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from pagedbatch.errors import PagedBatchError, RunError
+from pagedbatch.job.answers import Answer, AnswerWriter
 from pagedbatch.job.checks import check_columns, check_every_row, refuse_broken
 from pagedbatch.job.constraints import ConstraintSource, read_run_constraint
-from pagedbatch.job.feeder import Preparer, ReadAhead
+from pagedbatch.job.feeder import Preparer
 from pagedbatch.job.fingerprint import model_fingerprint
 from pagedbatch.job.finish import clear_leftovers, read_stats, write_output, write_stats
 from pagedbatch.job.hub import go_offline_if_needed
@@ -19,13 +20,15 @@ from pagedbatch.job.interrupts import EXIT_INTERRUPTED, Interrupts
 from pagedbatch.job.journal import Journal
 from pagedbatch.job.journal_lines import Manifest, ModelIdentity
 from pagedbatch.job.keep import KeptColumns
-from pagedbatch.job.loop import RowLoop, RowsView
+from pagedbatch.job.loop import RowsView, Totals
+from pagedbatch.job.one_process import OneProcess
 from pagedbatch.job.output import OutputPaths, output_paths
 from pagedbatch.job.reader import ReadOptions, Source, Survey, open_source, survey
 from pagedbatch.job.records import RecordWriter
 from pagedbatch.job.run_stats import build_stats, describe_settings, versions
 from pagedbatch.job.settings import RunSettings
-from pagedbatch.job.startup import DeviceSide, TextSide, open_device_side, open_text_side
+from pagedbatch.job.startup import TextSide, open_device_side, open_text_side
+from pagedbatch.job.unfinished import Unfinished
 from pagedbatch.params import resolve
 from pagedbatch.stats.memory import MemoryAccount
 
@@ -37,9 +40,6 @@ _RESULT_SETTINGS = (
     "keep", "max_line_bytes", "served_model_name",
 )  # fmt: skip
 
-#: Rows inside the engine at a time, in units of `max_num_seqs`: enough that it never waits for the next one.
-_WINDOW = 2
-
 
 @dataclass(frozen=True, slots=True)
 class Ui:
@@ -47,6 +47,23 @@ class Ui:
 
     notice: Callable[[str], None]
     open_view: Callable[[int, int], AbstractContextManager[RowsView]]
+
+
+class Engines(Protocol):
+    """What answers the rows: one engine in this process, or many in workers."""
+
+    @property
+    def totals(self) -> Totals: ...
+
+    def run(
+        self, rows: Unfinished, deliver: Callable[[Answer], None], view: RowsView, interrupts: Interrupts
+    ) -> None: ...
+
+    def account(self) -> MemoryAccount: ...
+
+    def used(self) -> dict[str, Any]: ...
+
+    def workers(self) -> list[dict[str, Any]] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +108,20 @@ def run_job(settings: RunSettings, ui: Ui) -> JobResult:
                 stats = read_stats(paths, journal)
                 if stats is not None:
                     return _finish(paths, found, journal, stats, ui)
-            device = open_device_side(settings, text)
-            return _Run(settings, source, found, paths, journal, text, preparer, device, began).run(ui, interrupts)
+            unfinished = Unfinished(source, found.num_rows, journal.finished_rows())
+            batch_model = None if paths is not None and paths.is_parquet else settings.model_names[0]
+            if settings.uses_workers:
+                from pagedbatch.job.workers.plan import EnginePlan
+                from pagedbatch.job.workers.pool import open_workers
+
+                plan = EnginePlan(settings, constraint, batch_model)
+                opened: AbstractContextManager[Engines] = open_workers(plan, text.params.width, unfinished)
+            else:
+                answers = AnswerWriter(RecordWriter(text.tokenizer), batch_model)
+                opened = nullcontext(OneProcess(settings, preparer, answers, open_device_side(settings, text)))
+            with opened as engines:
+                run = _Run(settings, source, found, paths, journal, text, unfinished, engines, began)
+                return run.run(ui, interrupts)
 
 
 def read_options(settings: RunSettings) -> ReadOptions:
@@ -128,45 +157,23 @@ class _Run:
     paths: OutputPaths | None
     journal: Journal
     text: TextSide
-    preparer: Preparer
-    device: DeviceSide
+    unfinished: Unfinished
+    engines: Engines
     began: float
 
     def run(self, ui: Ui, interrupts: Interrupts) -> JobResult:
-        account = MemoryAccount(
-            num_blocks=self.device.runner.num_blocks,
-            block_size=self.settings.block_size,
-            block_bytes=self.device.runner.block_bytes,
-            max_num_seqs=self.settings.max_num_seqs,
-        )
         interrupts.deferred = True
-        window = _WINDOW * self.settings.max_num_seqs
-        unfinished = (row for row in self.source.rows(self.found.num_rows) if row.index not in self.journal)
-        with (
-            ui.open_view(self.found.num_rows, self.journal.num_resumed) as view,
-            ReadAhead(map(self.preparer.prepare, unfinished), window) as rows,
-        ):
-            loop = RowLoop(
-                rows=iter(rows),
-                engine=self.device.engine,
-                records=RecordWriter(self.text.tokenizer),
-                journal=self.journal,
-                account=account,
-                view=view,
-                interrupts=interrupts,
-                batch_model=None if self.paths is not None and self.paths.is_parquet else self.settings.model_names[0],
-                window=window,
-            )
+        with ui.open_view(self.found.num_rows, self.journal.num_resumed) as view:
             try:
-                loop.run()
+                self.engines.run(self.unfinished, self._deliver, view, interrupts)
                 if not self.journal.is_complete and not interrupts.requested:
                     raise RunError(f"{self.source.name} holds fewer rows than when the run began: it was changed")
             except PagedBatchError:
                 with suppress(RunError):
-                    write_stats(self.paths, self._stats(loop, account))
+                    write_stats(self.paths, self._stats())
                 ui.notice(self._resume_hint())
                 raise
-        stats = self._stats(loop, account)
+        stats = self._stats()
         try:
             write_stats(self.paths, stats)
             if self.journal.is_complete:
@@ -178,28 +185,22 @@ class _Run:
         ui.notice(f"interrupted: {self._resume_hint()}")
         return JobResult(EXIT_INTERRUPTED, stats, self.paths)
 
-    def _stats(self, loop: RowLoop, account: MemoryAccount) -> dict[str, Any]:
-        account.close(self.device.engine.pool_counts())
-        first_step_at = loop.totals.first_step_at
-        runner = self.device.runner
+    def _deliver(self, answer: Answer) -> None:
+        self.journal.append(answer.row, answer.record, ok=answer.ok)
+
+    def _stats(self) -> dict[str, Any]:
+        totals = self.engines.totals
+        first_step_at = totals.first_step_at
         return build_stats(
             settings=describe_settings(
-                self.settings,
-                self.text.params,
-                self.text.defaults.generation,
-                used={
-                    "attention": runner.backend_name,
-                    "forward": runner.forward_name,
-                    "num_blocks": runner.num_blocks,
-                    "device": str(self.device.loaded.device),
-                    "dtype": str(self.device.loaded.dtype).removeprefix("torch."),
-                },
+                self.settings, self.text.params, self.text.defaults.generation, used=self.engines.used()
             ),
             num_rows=self.found.num_rows,
             journal=self.journal,
-            totals=loop.totals,
+            totals=totals,
             startup_seconds=(time.perf_counter() if first_step_at is None else first_step_at) - self.began,
-            account=account,
+            account=self.engines.account(),
+            workers=self.engines.workers(),
         )
 
     def _resume_hint(self) -> str:

@@ -1,4 +1,4 @@
-"""The loop of a run: rows into the engine, a bounded number at a time, and finished rows into the journal at once.
+"""The loop around an engine: rows into it, a bounded number at a time, and answers out of it at once.
 
 Knows the engine and what it is handed; no settings, no files and no terminal.
 """
@@ -6,27 +6,27 @@ Knows the engine and what it is handed; no settings, no files and no terminal.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from pagedbatch.engine.engine import Engine
 from pagedbatch.errors import PagedBatchError, RunError
+from pagedbatch.job.answers import Answer, AnswerWriter
 from pagedbatch.job.feeder import Prepared, Ticket
 from pagedbatch.job.interrupts import Interrupts
-from pagedbatch.job.journal import Journal
 from pagedbatch.job.messages import first_line
-from pagedbatch.job.openai_batch import answer
-from pagedbatch.job.records import Record, RecordWriter, encode_record, error_record
 from pagedbatch.outputs import RequestOutput, StepSnapshot
 from pagedbatch.sequence import Request
 from pagedbatch.stats.memory import MemoryAccount
 
 
 class RowsView(Protocol):
-    """The display, as far as the loop knows it."""
+    """The display, as far as a run knows it. `pools` are those of its workers, where it has any."""
 
-    def update(self, snapshot: StepSnapshot | None, rows_done: int, rows_error: int) -> None: ...
+    def update(
+        self, snapshot: StepSnapshot | None, rows_done: int, rows_error: int, pools: Sequence[StepSnapshot] = ()
+    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class InFlight:
 
 @dataclass(slots=True)
 class Totals:
-    """What the loop did. Times are `time.perf_counter` seconds, None while it did not happen."""
+    """What a run did. Times are `time.perf_counter` seconds, None while it did not happen."""
 
     rows_ok: int = 0
     rows_error: int = 0
@@ -59,44 +59,50 @@ class Totals:
             return 0.0
         return max(0.0, self.last_row_at - self.first_step_at)
 
+    def add(self, answer: Answer) -> None:
+        """Counts a row that has just been finished."""
+        self.rows_ok += answer.ok
+        self.rows_error += not answer.ok
+        self.prompt_tokens += answer.num_prompt_tokens
+        self.output_tokens += answer.num_output_tokens
+        self.last_row_at = time.perf_counter()
+
 
 class RowLoop:
-    """Runs `rows`, which `journal` does not hold yet. `window` is the most rows inside the engine at a time.
-
-    `batch_model` is the name that answers in OpenAI's shape carry; None: such rows are answered as others are.
-    """
+    """Runs `rows` and hands each answer to `deliver`. `window` is the most rows inside the engine at a time."""
 
     def __init__(
         self,
         *,
-        rows: Iterator[Prepared],
+        rows: Iterator[Prepared | None],
         engine: Engine,
-        records: RecordWriter,
-        journal: Journal,
+        answers: AnswerWriter,
+        deliver: Callable[[Answer], None],
         account: MemoryAccount,
         view: RowsView,
         interrupts: Interrupts,
-        batch_model: str | None,
         window: int,
     ) -> None:
         self.totals = Totals()
         self._rows = rows
         self._engine = engine
-        self._records = records
-        self._journal = journal
+        self._answers = answers
+        self._deliver = deliver
         self._account = account
         self._view = view
         self._interrupts = interrupts
-        self._batch_model = batch_model
         self._window = window
         self._in_flight: dict[int, InFlight] = {}
         self._snapshot: StepSnapshot | None = None
 
     def run(self) -> None:
-        """Until every row is in the journal, or an interrupt is requested.
+        """Until no row is left, or an interrupt is requested.
+
+        None among the rows says that there is none just now: what the engine holds goes on, and after that the loop may
+        be run again.
 
         Raises:
-            RunError: the input, the engine or the journal failed; what had finished is in the journal.
+            RunError: the input, the engine or the journal failed; what had finished is delivered.
         """
         while not self._interrupts.requested:
             began = time.perf_counter()
@@ -114,7 +120,7 @@ class RowLoop:
                 return
             ticket, request = prepared.ticket, prepared.request
             if request is None:
-                self._finish_with_error(ticket, prepared.error or "")
+                self._give(self._answers.error(ticket, prepared.error or ""))
                 self._show()
                 continue
             self._in_flight[ticket.index] = InFlight(ticket, request)
@@ -147,34 +153,14 @@ class RowLoop:
 
     def _finish(self, output: RequestOutput) -> None:
         finished = self._in_flight.pop(output.request_id)
-        ticket, request = finished.ticket, finished.request
-        if output.error is not None:
-            self._finish_with_error(ticket, f"{ticket.place}: {output.error}")
-            return
-        try:
-            encoded = self._encode(ticket, self._records.ok_record(ticket.id, output, request))
-        except Exception as error:  # one answer that can't be written must not cost the others theirs
-            problem = f"{type(error).__name__}: {first_line(error)}"
-            self._finish_with_error(ticket, f"{ticket.place}: its answer can't be written: {problem}")
-            return
-        self._append(ticket, encoded, ok=True)
-        self._account.row_finished(output, request.params, self._engine.config.max_model_len)
-        self.totals.rows_ok += 1
-        self.totals.prompt_tokens += output.num_prompt_tokens
-        self.totals.output_tokens += output.num_output_tokens
+        answer = self._answers.answer(finished.ticket, finished.request, output)
+        self._give(answer)
+        if answer.ok:
+            self._account.row_finished(output, finished.request.params, self._engine.config.max_model_len)
 
-    def _finish_with_error(self, ticket: Ticket, message: str) -> None:
-        self._append(ticket, self._encode(ticket, error_record(ticket.index, ticket.id, message)), ok=False)
-        self.totals.rows_error += 1
-
-    def _encode(self, ticket: Ticket, record: Record) -> bytes:
-        if ticket.from_batch and self._batch_model is not None:
-            record = answer(record, ticket.url, self._batch_model)
-        return encode_record(record, ticket.kept)
-
-    def _append(self, ticket: Ticket, encoded: bytes, *, ok: bool) -> None:
-        self._journal.append(ticket.index, encoded, ok=ok)
-        self.totals.last_row_at = time.perf_counter()
+    def _give(self, answer: Answer) -> None:
+        self._deliver(answer)
+        self.totals.add(answer)
 
     def _show(self) -> None:
         self._view.update(self._snapshot, self.totals.rows_done, self.totals.rows_error)

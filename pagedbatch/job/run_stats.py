@@ -56,10 +56,14 @@ def build_stats(
     totals: Totals,
     startup_seconds: float,
     account: MemoryAccount,
+    workers: list[dict[str, Any]] | None,
 ) -> dict[str, Any]:
-    """The whole account of a run, finished or not. Rows count the resumed ones; tokens and times are this run's own."""
+    """The whole account of a run, finished or not. Rows count the resumed ones; tokens and times are this run's own.
+
+    `workers` has an entry each; None: there were none, the run was one process.
+    """
     seconds = totals.seconds
-    return {
+    stats = {
         "settings": settings,
         "versions": versions(),
         "rows": {
@@ -80,3 +84,4 @@ def build_stats(
         "lengths": account.lengths(),
         "timeline": account.timeline(),
     }
+    return stats if workers is None else stats | {"workers": workers}

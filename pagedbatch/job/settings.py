@@ -53,6 +53,8 @@ class RunSettings:
     max_line_bytes: int = 64 * 2**20
     strict: bool = False
     keep: tuple[str, ...] = ()
+    workers: int | None = None
+    ray_address: str | None = None
     restart: bool = False
     retry_errors: bool = False
     block_size: int = 16
@@ -77,6 +79,11 @@ class RunSettings:
         if self.served_model_name is not None:
             return (self.served_model_name,)
         return (self.model, Path(self.model).name)
+
+    @property
+    def uses_workers(self) -> bool:
+        """Whether engines in processes of their own answer the rows."""
+        return self.workers is not None or self.ray_address is not None
 
     def origin(self, name: str) -> Origin:
         return self.origins.get(name, "default")
@@ -168,6 +175,8 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "max_line_bytes": _line_size,
     "strict": _switch,
     "keep": _names,
+    "workers": _count,
+    "ray_address": _text,
     "restart": _switch,
     "retry_errors": _switch,
     "block_size": _count,

@@ -14,6 +14,7 @@ from pagedbatch.job.constraints import ConstraintSource
 from pagedbatch.job.prompts import ModelLimits, PromptBuilder
 from pagedbatch.job.settings import RunSettings
 from pagedbatch.params import GenerationParams
+from pagedbatch.stats.memory import MemoryAccount
 
 if TYPE_CHECKING:
     from pagedbatch.model.loader import LoadedModel, ModelDefaults
@@ -44,6 +45,16 @@ class DeviceSide:
     loaded: LoadedModel
     runner: ModelRunner
     engine: Engine
+
+    def used(self) -> dict[str, Any]:
+        """What settings that choose by themselves came to."""
+        return {
+            "attention": self.runner.backend_name,
+            "forward": self.runner.forward_name,
+            "num_blocks": self.runner.num_blocks,
+            "device": str(self.loaded.device),
+            "dtype": str(self.loaded.dtype).removeprefix("torch."),
+        }
 
 
 def open_text_side(
@@ -85,8 +96,11 @@ def open_text_side(
     return TextSide(tokenizer, defaults, prompts, params)
 
 
-def open_device_side(settings: RunSettings, text: TextSide) -> DeviceSide:
+def open_device_side(settings: RunSettings, text: TextSide, *, memory_share: float = 1.0) -> DeviceSide:
     """Loads the weights, makes the pool and puts the engine on top.
+
+    Args:
+        memory_share: how much of a CPU's free memory this engine may count on.
 
     Raises:
         UsageError: the model or the pool does not fit what this machine or this engine can do.
@@ -111,6 +125,7 @@ def open_device_side(settings: RunSettings, text: TextSide) -> DeviceSide:
         kv_memory=settings.kv_memory,
         swap_space=settings.swap_space,
         max_num_seqs=settings.max_num_seqs,
+        memory_share=memory_share,
     )
     config = EngineConfig(
         num_blocks=runner.num_blocks,
@@ -126,6 +141,16 @@ def open_device_side(settings: RunSettings, text: TextSide) -> DeviceSide:
         eos_token_ids=text.defaults.eos_token_ids,
     )
     return DeviceSide(loaded, runner, Engine(config, runner, _detokenizer(text.tokenizer)))
+
+
+def new_account(settings: RunSettings, device: DeviceSide) -> MemoryAccount:
+    """An empty account of an engine's pool."""
+    return MemoryAccount(
+        num_blocks=device.runner.num_blocks,
+        block_size=settings.block_size,
+        block_bytes=device.runner.block_bytes,
+        max_num_seqs=settings.max_num_seqs,
+    )
 
 
 def _detokenizer(tokenizer: Any) -> Detokenize:

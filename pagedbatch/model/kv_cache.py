@@ -105,6 +105,7 @@ def choose_num_blocks(
     num_blocks: int | None,
     kv_memory: int | None,
     most_useful: int,
+    memory_share: float = 1.0,
 ) -> int:
     """The size of the pool: as asked, or what fits into a share of the free memory.
 
@@ -112,6 +113,7 @@ def choose_num_blocks(
         num_blocks: blocks asked for, or None.
         kv_memory: bytes asked for, or None.
         most_useful: blocks that no run could use up; an unasked pool is not made larger.
+        memory_share: how much of a CPU's free memory there is to count on, where several pools share one machine.
 
     Raises:
         UsageError: not even one block fits.
@@ -123,7 +125,8 @@ def choose_num_blocks(
         if fitting < 1:
             raise UsageError(f"--kv-memory {kv_memory} bytes is less than one block ({block_bytes} bytes): raise it")
         return fitting
-    fitting = int(free_memory(device) * FREE_MEMORY_SHARE[device.type]) // block_bytes
+    share = FREE_MEMORY_SHARE[device.type] * (memory_share if device.type == "cpu" else 1.0)
+    fitting = int(free_memory(device) * share) // block_bytes
     if fitting < 1:
         raise UsageError(
             f"no memory left for the KV pool: {free_memory(device) / GIB:.2f} GiB free on {device.type}, "

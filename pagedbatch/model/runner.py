@@ -77,6 +77,7 @@ class ModelRunner:
         kv_memory: int | None = None,
         swap_space: int = 0,
         max_num_seqs: int = 128,
+        memory_share: float = 1.0,
         notice: Callable[[str], None] = partial(print, file=sys.stderr),  # noqa: B008
     ) -> ModelRunner:
         """Sizes and allocates the pools.
@@ -88,6 +89,7 @@ class ModelRunner:
             num_blocks, kv_memory: the size of the pool in blocks or in bytes; neither: a share of the free memory.
             swap_space: bytes of host memory for preempted groups.
             max_num_seqs: no unasked pool is larger than this many sequences of the model's full length.
+            memory_share: how much of a CPU's free memory this runner may count on; others take the rest.
             notice: takes one line when a kernel fails and the torch backend goes on in its place.
 
         Raises:
@@ -102,6 +104,7 @@ class ModelRunner:
             num_blocks=num_blocks,
             kv_memory=kv_memory,
             most_useful=max_num_seqs * -(-loaded.defaults.max_model_len // block_size),
+            memory_share=memory_share,
         )
         cache = KVCache(backend, shape, chosen, swap_space // block_bytes, loaded.dtype, loaded.device)
         row_ops = choose_row_ops(attention, backend_name, loaded.device, notice)

@@ -23,6 +23,17 @@ class Lengths:
         bucket = tokens.bit_length()
         self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
 
+    def merge(self, other: Lengths) -> None:
+        """Takes in what another one counted."""
+        if not other.count:
+            return
+        self._min = other._min if self.count == 0 else min(self._min, other._min)
+        self._max = max(self._max, other._max)
+        self.count += other.count
+        self._total += other._total
+        for bucket, count in other._buckets.items():
+            self._buckets[bucket] = self._buckets.get(bucket, 0) + count
+
     def as_dict(self) -> dict[str, Any]:
         """`histogram` is a list of [least tokens, most tokens, count], ascending, empty buckets left out."""
         return {

@@ -5,15 +5,16 @@ Knows no engine, no torch and no file. A step costs a few additions, whatever th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pagedbatch.outputs import EngineCounters, PoolCounts, RequestOutput, StepSnapshot
+from pagedbatch.outputs import EngineCounters, PoolCounts, RequestOutput, StepSnapshot, add_counters
 from pagedbatch.params import GenerationParams
 from pagedbatch.stats.baselines import compare
 from pagedbatch.stats.lengths import Lengths
 from pagedbatch.stats.sample import RowSample, sequence_lengths
-from pagedbatch.stats.timeline import Timeline
+from pagedbatch.stats.timeline import Timeline, side_by_side
 
 
 class MemoryAccount:
@@ -35,7 +36,7 @@ class MemoryAccount:
 
         self._steps = 0
         self._steps_with_live = 0
-        self._live = self._logical = self._running = 0
+        self._live = self._logical = self._running = 0.0
         self._saving = self._kv_used = 0.0
         self._peak_live = self._peak_shared = self._peak_running = 0
         self._model = self._attention = self._sampling = self._host = self._io = 0.0
@@ -86,14 +87,75 @@ class MemoryAccount:
         """Takes in the pool after the last row: a block still live then was leaked."""
         self._final_live = pool.live
 
+    def follow(self, later: MemoryAccount) -> None:
+        """Takes in the account of the pool that came in this one's place, which starts from nothing."""
+        self._add_sums(later)
+        self._live += later._live
+        self._logical += later._logical
+        self._running += later._running
+        self._peak_live = max(self._peak_live, later._peak_live)
+        self._peak_shared = max(self._peak_shared, later._peak_shared)
+        self._peak_running = max(self._peak_running, later._peak_running)
+        self._final_live = later._final_live
+        self._timeline.follow(later._timeline)
+
+    def stand_beside(self, others: Sequence[MemoryAccount]) -> None:
+        """Takes in the accounts of pools that ran at the same time, as if all were one pool.
+
+        Means of blocks and sequences add up. So do peaks, which need not have come at one moment: theirs is the most
+        that it can have been. The shares, KV used and sharing saving, are means over the steps of all.
+        """
+        everyone = [self, *others]
+        steps = sum(each._steps for each in everyone)
+        means = {
+            name: sum(getattr(each, name) / each._steps for each in everyone if each._steps)
+            for name in ("_live", "_logical", "_running")
+        }
+        self._timeline = side_by_side([each._timeline for each in everyone])
+        for other in others:
+            self._add_sums(other)
+            self.num_blocks += other.num_blocks
+            if self.max_num_seqs is not None and other.max_num_seqs is not None:
+                self.max_num_seqs += other.max_num_seqs
+            self._peak_live += other._peak_live
+            self._peak_shared += other._peak_shared
+            self._peak_running += other._peak_running
+            self._final_live = (self._final_live or 0) + (other._final_live or 0)
+        for name, mean in means.items():
+            setattr(self, name, mean * steps)
+
+    def _add_sums(self, other: MemoryAccount) -> None:
+        """What adds up whenever the other pool ran."""
+        self._steps += other._steps
+        self._steps_with_live += other._steps_with_live
+        self._saving += other._saving
+        self._kv_used += other._kv_used
+        self._model += other._model
+        self._attention += other._attention
+        self._sampling += other._sampling
+        self._host += other._host
+        self._io += other._io
+        self._counters = add_counters([self._counters, other._counters])
+        self._sample.merge(other._sample)
+        self._prompt_lengths.merge(other._prompt_lengths)
+        self._output_lengths.merge(other._output_lengths)
+
     def memory(self) -> dict[str, Any]:
         """The `memory` section of the stats: blocks, tokens, bytes, and shares between 0 and 1.
 
         `kv_used` and `sharing_saving` are None when no step held a block.
         """
-        counters = self._counters
         num_slots = self.num_blocks * self.block_size
         contiguous = compare(self._sample.sequences(), num_slots, self.max_num_seqs)
+        return self.blocks() | {
+            "contiguous": {
+                name: {key: round(value, 6) for key, value in asdict(use).items()} for name, use in contiguous.items()
+            }
+        }
+
+    def blocks(self) -> dict[str, Any]:
+        """`memory` without the contiguous baselines."""
+        counters = self._counters
         swapped_blocks = counters.swapped_out_blocks + counters.swapped_in_blocks
         return {
             "num_blocks": self.num_blocks,
@@ -118,9 +180,6 @@ class MemoryAccount:
             "prefix_cache": {
                 "queried_tokens": counters.prefix_queried_tokens,
                 "hit_tokens": counters.prefix_hit_tokens,
-            },
-            "contiguous": {
-                name: {key: round(value, 6) for key, value in asdict(use).items()} for name, use in contiguous.items()
             },
         }
 

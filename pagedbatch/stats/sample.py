@@ -45,6 +45,11 @@ class RowSample:
             _, dropped = heapq.heappop(self._rows)
             self._num_sequences -= len(dropped)
 
+    def merge(self, other: RowSample) -> None:
+        """Takes in the rows of another sample of the same input."""
+        for negative_id, sequences in other._rows:
+            self.add(-negative_id, sequences)
+
     def sequences(self) -> list[SequenceLengths]:
         """In order of arrival."""
         return [lengths for _, row in sorted(self._rows, key=lambda row: -row[0]) for lengths in row]

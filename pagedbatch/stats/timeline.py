@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from pagedbatch.outputs import StepSnapshot
 
 MAX_POINTS = 512
+
+_BLOCK_STATES = ("private", "shared", "cached", "free")
+_GAUGES = (*_BLOCK_STATES, "logical", "filled_slots", "running", "waiting")
 
 
 class _Point:
@@ -15,12 +21,13 @@ class _Point:
     __slots__ = ("cached", "filled_slots", "free", "logical", "output_tokens", "preemptions", "private", "running",
                  "seconds", "shared", "step", "steps", "waiting")  # fmt: skip
 
-    def __init__(self, snapshot: StepSnapshot) -> None:
-        self.step = snapshot.step
+    def __init__(self, step: int) -> None:
+        self.step = step
         self.steps = 0
         self.seconds = 0.0
-        self.private = self.shared = self.cached = self.free = 0
-        self.logical = self.filled_slots = self.running = self.waiting = 0
+        # sums over the steps; whole numbers but where timelines were merged
+        self.private = self.shared = self.cached = self.free = 0.0
+        self.logical = self.filled_slots = self.running = self.waiting = 0.0
         self.output_tokens = self.preemptions = 0
 
     def add(self, snapshot: StepSnapshot) -> None:
@@ -43,14 +50,8 @@ class _Point:
         """Takes in the point that follows."""
         self.steps += later.steps
         self.seconds += later.seconds
-        self.private += later.private
-        self.shared += later.shared
-        self.cached += later.cached
-        self.free += later.free
-        self.logical += later.logical
-        self.filled_slots += later.filled_slots
-        self.running += later.running
-        self.waiting += later.waiting
+        for name in _GAUGES:
+            setattr(self, name, getattr(self, name) + getattr(later, name))
         self.output_tokens = later.output_tokens
         self.preemptions = later.preemptions
 
@@ -72,7 +73,7 @@ class Timeline:
         if not points or points[-1].steps == self._stride:
             if len(points) == self._max_points:
                 self._halve()
-            points.append(_Point(snapshot))
+            points.append(_Point(snapshot.step))
         points[-1].add(snapshot)
 
     def _halve(self) -> None:
@@ -80,6 +81,20 @@ class Timeline:
             left.absorb(right)
         del self._points[1::2]
         self._stride *= 2
+
+    def follow(self, later: Timeline) -> None:
+        """Takes in what the pool that came in this one's place did after it. Nothing is added afterwards."""
+        last = self._points[-1] if self._points else _Point(0)
+        end = last.step + last.steps
+        for point in copy.deepcopy(later._points):
+            point.step += end
+            point.output_tokens += last.output_tokens
+            point.preemptions += last.preemptions
+            self._points.append(point)
+        while len(self._points) > self._max_points:
+            if len(self._points) % 2:
+                self._points[-2].absorb(self._points.pop())
+            self._halve()
 
     def points(self) -> list[dict[str, Any]]:
         """Points in order of time.
@@ -92,13 +107,63 @@ class Timeline:
         rows = []
         for p in self._points:
             elapsed += p.seconds
-            means = {
-                name: round(getattr(p, name) / p.steps, 2)
-                for name in ("private", "shared", "cached", "free", "logical", "filled_slots", "running", "waiting")
-            }
+            means = {name: round(getattr(p, name) / p.steps, 2) for name in _GAUGES}
             rows.append(
                 {"step": p.step, "steps": p.steps, "seconds": round(elapsed, 4)}
                 | means
                 | {"output_tokens": p.output_tokens, "preemptions": p.preemptions}
             )
         return rows
+
+
+def side_by_side(timelines: Sequence[Timeline]) -> Timeline:
+    """One timeline of pools that ran at the same time: gauges are added up where they stood at the same second.
+
+    Each pool's time is that of its steps, so pools that waited, or that started later, are a little out of step. A pool
+    that has ended is free.
+    """
+    elapsed = [sum(point.seconds for point in timeline._points) for timeline in timelines]
+    num_points = max((len(timeline._points) for timeline in timelines), default=0)
+    width = max(elapsed, default=0.0) / max(1, num_points)
+    merged = Timeline()
+    merged._points = [_Point(0) for _ in range(num_points)]
+    steps = [0.0] * num_points
+    for timeline in timelines:
+        _spread(timeline._points, merged._points, steps, width)
+    step = 1
+    for point, num_steps in zip(merged._points, steps, strict=True):
+        point.seconds = width
+        point.step, point.steps = step, max(1, round(num_steps))
+        step += point.steps
+        for name in _GAUGES:  # means so far, where sums over the steps are kept
+            setattr(point, name, getattr(point, name) * point.steps)
+    return merged
+
+
+def _spread(points: Sequence[_Point], bins: Sequence[_Point], steps: list[float], width: float) -> None:
+    """Adds the means of `points`, which last as long as they took, to bins of `width` seconds; their steps likewise."""
+    if not points:
+        return
+    ends = list(accumulate(point.seconds for point in points))
+    last = points[-1]
+    num_blocks = sum(getattr(last, name) for name in _BLOCK_STATES) / last.steps
+    place = 0
+    for i, target in enumerate(bins):
+        begin, end = i * width, (i + 1) * width
+        covered = 0.0
+        while place < len(points):
+            point = points[place]
+            overlap = min(end, ends[place]) - max(begin, ends[place] - point.seconds)
+            if overlap > 0:
+                covered += overlap
+                steps[i] += point.steps * overlap / point.seconds
+                for name in _GAUGES:
+                    mean = getattr(point, name) / point.steps
+                    setattr(target, name, getattr(target, name) + mean * overlap / width)
+            if ends[place] > end:
+                break
+            place += 1
+        target.free += num_blocks * max(0.0, 1 - covered / width)
+        reached = points[min(place, len(points) - 1)]
+        target.output_tokens += reached.output_tokens
+        target.preemptions += reached.preemptions

@@ -1,0 +1,63 @@
+"""Answers rows with one engine, in this process. Knows no files and no terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pagedbatch.job.answers import Answer, AnswerWriter
+from pagedbatch.job.feeder import Preparer, ReadAhead
+from pagedbatch.job.interrupts import Interrupts
+from pagedbatch.job.loop import RowLoop, RowsView, Totals
+from pagedbatch.job.settings import RunSettings
+from pagedbatch.job.startup import DeviceSide, new_account
+from pagedbatch.job.unfinished import Unfinished
+from pagedbatch.stats.memory import MemoryAccount
+
+#: Rows inside the engine at a time, in units of `max_num_seqs`: enough that it never waits for the next one.
+WINDOW = 2
+
+
+class OneProcess:
+    """One engine, and a thread that makes rows ready ahead of its steps."""
+
+    def __init__(self, settings: RunSettings, preparer: Preparer, answers: AnswerWriter, device: DeviceSide) -> None:
+        self.totals = Totals()
+        self._window = WINDOW * settings.max_num_seqs
+        self._preparer = preparer
+        self._answers = answers
+        self._device = device
+        self._account = new_account(settings, device)
+
+    def run(self, rows: Unfinished, deliver: Callable[[Answer], None], view: RowsView, interrupts: Interrupts) -> None:
+        """Until every row is delivered, or an interrupt is requested.
+
+        Raises:
+            RunError: the input, the engine or `deliver` failed; what had finished is delivered.
+        """
+        with ReadAhead(map(self._preparer.prepare, rows), self._window) as ready:
+            loop = RowLoop(
+                rows=iter(ready),
+                engine=self._device.engine,
+                answers=self._answers,
+                deliver=deliver,
+                account=self._account,
+                view=view,
+                interrupts=interrupts,
+                window=self._window,
+            )
+            self.totals = loop.totals
+            loop.run()
+
+    def account(self) -> MemoryAccount:
+        """The account up to now."""
+        self._account.close(self._device.engine.pool_counts())
+        return self._account
+
+    def used(self) -> dict[str, Any]:
+        """What settings that choose by themselves came to."""
+        return self._device.used()
+
+    def workers(self) -> list[dict[str, Any]] | None:
+        """The stats of each worker: there are none."""
+        return None

@@ -1,0 +1,147 @@
+"""The Ray that workers run on: one of our own on this machine, or one that is there. Knows no rows and no engine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from pagedbatch.errors import UsageError
+from pagedbatch.job.messages import first_line
+from pagedbatch.job.settings import RunSettings
+from pagedbatch.job.workers.plan import Share
+
+#: What is between the processes at a time is groups of rows and their answers: small things.
+_OBJECT_STORE_BYTES = 256 << 20
+#: The longest name that a socket may have is about twice this; Ray puts long ones behind ours.
+_MOST_PATH_CHARACTERS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Workplaces:
+    """How many workers there are and what each takes of the cluster: `num_cpus` is what Ray counts, `share` what is.
+
+    Rows go out when `num_awaited` of the workers are up.
+    """
+
+    num_workers: int
+    num_awaited: int
+    num_cpus: float
+    num_gpus: int
+    share: Share
+
+
+@contextmanager
+def open_cluster(settings: RunSettings) -> Iterator[Workplaces]:
+    """Starts a Ray for this run alone, or joins that at `--ray-address`; leaving ends it or leaves it.
+
+    Ray prints its messages to stdout, where data goes: within this, what anybody prints there is dropped.
+
+    Raises:
+        UsageError: there is no such cluster, or it is too small.
+    """
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    address = settings.ray_address
+    opened = _own_cluster(settings) if address is None else _running_cluster(settings, address)
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), opened as workplaces:
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own in this place
+        yield workplaces
+
+
+@contextmanager
+def _own_cluster(settings: RunSettings) -> Iterator[Workplaces]:
+    num_workers = settings.workers or 1
+    num_gpus = _gpus_here() if settings.device != "cpu" else 0
+    if num_gpus and num_gpus < num_workers:
+        raise UsageError(f"--workers {num_workers}: this machine has {num_gpus} GPUs, and each worker takes one")
+    threads = int(os.environ.get("OMP_NUM_THREADS", 0)) or max(1, len(os.sched_getaffinity(0)) // num_workers)
+    folder = Path(tempfile.mkdtemp(prefix="pagedbatch-ray-", dir=_short_folder()))
+    try:
+        # CPUs are tokens here: there are some for whatever Ray runs beside the workers, so that nothing waits for them.
+        _init_ray(
+            address="local",
+            num_cpus=num_workers + 2,
+            num_gpus=num_gpus,
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            _temp_dir=str(folder),
+        )
+        yield Workplaces(num_workers, num_workers, 1, int(num_gpus > 0), Share(threads, 1 / num_workers))
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _running_cluster(settings: RunSettings, address: str) -> Iterator[Workplaces]:
+    if address.startswith("ray://"):
+        raise UsageError("--ray-address: the job must run on a machine of the cluster: give auto or HOST:PORT there")
+    try:
+        _init_ray(address=address)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        raise UsageError(f"--ray-address {address}: no Ray cluster answers there: {first_line(error)}") from None
+    try:
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        yield place_workers(settings, [(node.get("CPU", 0.0), int(node.get("GPU", 0))) for node in nodes])
+    finally:
+        ray.shutdown()
+
+
+def place_workers(settings: RunSettings, nodes: Sequence[tuple[float, int]]) -> Workplaces:
+    """Workers for a cluster whose nodes have so many (CPUs, GPUs).
+
+    CPU workers take as many whole CPUs each as all of them can have, or an equal part of one. What runs beside them
+    takes none, so that it never waits for theirs.
+
+    Raises:
+        UsageError: there are too few GPUs.
+    """
+    num_gpus = sum(gpus for _, gpus in nodes) if settings.device != "cpu" else 0
+    if settings.device == "cuda" and not num_gpus:
+        raise UsageError("--device cuda: the cluster has no GPU")
+    num_workers = settings.workers or num_gpus or len(nodes)
+    if num_gpus:
+        if num_gpus < num_workers:
+            raise UsageError(f"--workers {num_workers}: the cluster has {num_gpus} GPUs, and each worker takes one")
+        # a little of a CPU, so that the GPUs of a node are never out of reach for want of one
+        return Workplaces(num_workers, 1, 0.01, 1, Share(1, 1.0))
+    most = int(max((cpus for cpus, _ in nodes), default=0))
+    for num_cpus in [*range(most, 0, -1), *(1 / parts for parts in range(2, num_workers + 1))]:
+        if sum(int(cpus / num_cpus) for cpus, _ in nodes) >= num_workers:
+            on_a_node = max(int(cpus / num_cpus) for cpus, _ in nodes)
+            return Workplaces(num_workers, 1, num_cpus, 0, Share(max(1, int(num_cpus)), 1 / on_a_node))
+    raise UsageError(f"--workers {num_workers}: the cluster has no CPU for them")
+
+
+def _init_ray(**arguments: Any) -> None:
+    """`ray.init` without a word: its C++ says on stderr how loud it was told to be."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **arguments)
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+def _gpus_here() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _short_folder() -> str | None:
+    """A folder for temporary files in which Ray's sockets may have their long names; None: the usual one."""
+    return None if len(tempfile.gettempdir()) <= _MOST_PATH_CHARACTERS - len("/pagedbatch-ray-12345678") else "/tmp"

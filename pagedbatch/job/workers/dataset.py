@@ -1,0 +1,175 @@
+"""The flow of a run through Ray Data: read -> map_batches over a pool of engines -> answers. Knows no journal.
+
+What flows is a table of one column, `group`: each of its rows is one packed group, so that no block is ever parted or
+joined inside one. Ray gives the groups of a worker that died to the one that takes its place, as often as needed;
+which row is to blame, and when to give it up, the `Ledger` and the `GroupRunner` know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import ray
+import ray.data
+from ray.data import DataContext, Datasource
+from ray.data.block import BlockMetadata
+from ray.data.datasource import ReadTask
+
+from pagedbatch.errors import PagedBatchError, RunError, UsageError
+from pagedbatch.job.messages import first_line
+from pagedbatch.job.unfinished import Unfinished
+from pagedbatch.job.workers.cluster import Workplaces
+from pagedbatch.job.workers.groups import GroupAnswers, Sizes, groups, pack, unpack_answers, unpack_rows
+from pagedbatch.job.workers.ledger import MOST_STARTS, Failure, Ledger, Overview, WorkerHistory
+from pagedbatch.job.workers.plan import EnginePlan, Share
+from pagedbatch.outputs import StepSnapshot
+from pagedbatch.stats.memory import MemoryAccount
+
+_COLUMN = "group"
+#: Groups that lie ready for a worker beside those in it, so that it doesn't wait for the next one's way to it.
+_GROUPS_BESIDE = 2
+#: Seconds; a worker that can't start says so itself.
+_LONGEST_START = 7 * 24 * 3600
+
+
+class RemoteLedger:
+    """The job's hold on a `Ledger` on this machine. `handle` is what workers are given."""
+
+    def __init__(self) -> None:
+        self.handle: Any = ray.remote(num_cpus=0, label_selector=_here())(Ledger).remote()
+
+    def overview(self) -> Overview:
+        overview: Overview = ray.get(self.handle.overview.remote())
+        return overview
+
+    def histories(self) -> dict[str, WorkerHistory]:
+        histories: dict[str, WorkerHistory] = ray.get(self.handle.histories.remote())
+        return histories
+
+
+def answered_groups(
+    rows: Unfinished, sizes: Sizes, plan: EnginePlan, workplaces: Workplaces, ledger: RemoteLedger
+) -> Iterator[GroupAnswers]:
+    """Starts the workers and gives the answers of each group as it comes, in no order.
+
+    Raises:
+        RayError: a worker ended the run, and the ledger may know why; or Ray failed.
+    """
+    if not rows.num_unfinished:
+        return
+    context = DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    context.execution_no_progress_timeout_s = -1  # a group takes as long as it takes
+    # Where all start at the same time, none takes what is the others' share of a short input.
+    context.wait_for_min_actors_s = _LONGEST_START if workplaces.num_awaited > 1 else -1
+    context.target_max_block_size = 1  # a block is one group, and goes on when it is there
+    dataset = ray.data.read_datasource(
+        _Groups(rows, sizes.rows),
+        override_num_blocks=1,
+        num_cpus=0,
+        label_selector=_here(),  # where the input is
+    ).map_batches(
+        Worker,
+        fn_constructor_args=(plan, workplaces.share, ledger.handle),
+        batch_size=None,
+        batch_format="pyarrow",
+        num_cpus=workplaces.num_cpus,
+        num_gpus=workplaces.num_gpus or None,
+        compute=ray.data.ActorPoolStrategy(
+            size=workplaces.num_workers,
+            max_concurrent_calls_per_actor=sizes.groups_in_engine,
+            max_tasks_in_flight_per_actor=sizes.groups_in_engine + _GROUPS_BESIDE,
+            enable_true_multi_threading=True,  # a call only waits for the engine, which has a thread of its own
+        ),
+    )
+    for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
+        for packed in batch[_COLUMN]:
+            yield unpack_answers(packed.as_py())
+
+
+def _here() -> dict[str, str]:
+    """Chooses the machine of the job."""
+    return {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
+
+
+class _Groups(Datasource):  # type: ignore[misc]
+    """The unfinished rows of an input. One task reads them, in order, no further ahead than Ray Data has room for."""
+
+    def __init__(self, rows: Unfinished, group_size: int) -> None:
+        super().__init__()
+        self._rows = rows
+        self._group_size = group_size
+
+    def estimate_inmemory_data_size(self) -> int | None:
+        return None
+
+    def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
+        unknown = BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
+        return [ReadTask(self._read, unknown)]
+
+    def _read(self) -> Iterator[pa.Table]:
+        for group in groups(self._rows, self._group_size):
+            yield _table([pack(group)])
+
+
+class Worker:
+    """An engine in a process of its own. Ray Data makes it, and calls it from several threads."""
+
+    def __init__(self, plan: EnginePlan, share: Share, ledger: Any) -> None:
+        here = ray.get_runtime_context()
+        self._name = here.get_actor_id()
+        self._ledger = ledger
+        starts = ray.get(ledger.enroll.remote(self._name, ray.util.get_node_ip_address()))
+        try:
+            if starts > MOST_STARTS:
+                raise RunError(f"a worker died {starts - 1} times without finishing a row")
+            engine = plan.open(share)
+            self._runner = engine.serve(_Book(self._name, ledger))
+            ray.get(ledger.ready.remote(self._name, engine.used()))
+        except Exception as error:
+            raise self._failed(error) from None
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        try:
+            answered = [self._runner.answer(unpack_rows(packed.as_py())) for packed in batch[_COLUMN]]
+        except Exception as error:
+            raise self._failed(error) from None
+        return _table([pack(GroupAnswers(self._name, answers)) for answers in answered])
+
+    def _failed(self, error: Exception) -> Exception:
+        """Tells the ledger why the run ends: what comes through Ray is a traceback."""
+        message = str(error) if isinstance(error, PagedBatchError) else f"{type(error).__name__}: {first_line(error)}"
+        ray.get(self._ledger.fail.remote(Failure(message, isinstance(error, UsageError))))
+        return RuntimeError(message)
+
+
+class _Book:
+    """A worker's side of the ledger. Reports are sent without waiting; they arrive before what is asked later."""
+
+    def __init__(self, worker: str, ledger: Any) -> None:
+        self._worker = worker
+        self._ledger = ledger
+
+    def tries(self, rows: Sequence[int]) -> int:
+        tries: int = ray.get(self._ledger.tries.remote(rows))
+        return tries
+
+    def begin(self, rows: Sequence[int]) -> int:
+        tries: int = ray.get(self._ledger.begin.remote(self._worker, rows))
+        return tries
+
+    def survived(self, rows: Sequence[int]) -> None:
+        ray.get(self._ledger.survived.remote(self._worker, rows))
+
+    def settle(self, rows: Sequence[int]) -> None:
+        ray.get(self._ledger.settle.remote(self._worker, rows))
+
+    def report(self, snapshot: StepSnapshot | None, account: MemoryAccount | None) -> None:
+        self._ledger.report.remote(self._worker, snapshot, account)
+
+
+def _table(packed: list[bytes]) -> pa.Table:
+    return pa.table({_COLUMN: pa.array(packed, pa.binary())})

@@ -1,0 +1,69 @@
+"""What a worker needs to know to bring up its engine, and how it does so. Knows no Ray; sent to every worker."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from pagedbatch.job.answers import AnswerWriter
+from pagedbatch.job.constraints import ConstraintSource
+from pagedbatch.job.feeder import Preparer
+from pagedbatch.job.hub import go_offline_if_needed
+from pagedbatch.job.keep import KeptColumns
+from pagedbatch.job.records import RecordWriter
+from pagedbatch.job.settings import RunSettings
+from pagedbatch.job.startup import DeviceSide, TextSide, open_device_side, open_text_side
+from pagedbatch.job.workers.group_runner import Book, GroupRunner
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """`constraint` is the whole run's. `batch_model` is as in `AnswerWriter`."""
+
+    settings: RunSettings
+    constraint: ConstraintSource | None
+    batch_model: str | None
+
+    def open(self, share: Share) -> OpenedEngine:
+        """Loads tokenizer and weights. To be called before anything else of this process imports torch.
+
+        Raises:
+            UsageError: as in one process.
+        """
+        os.environ["OMP_NUM_THREADS"] = str(share.num_threads)
+        go_offline_if_needed(self.settings.model)
+        text = open_text_side(self.settings, self.constraint, _already_told)
+        return OpenedEngine(self, text, open_device_side(self.settings, text, memory_share=share.memory))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one worker may take of its machine: threads, and a part of the free memory."""
+
+    num_threads: int
+    memory: float
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedEngine:
+    """An engine that is up."""
+
+    plan: EnginePlan
+    text: TextSide
+    device: DeviceSide
+
+    def used(self) -> dict[str, Any]:
+        """What settings that choose by themselves came to."""
+        return self.device.used()
+
+    def serve(self, book: Book) -> GroupRunner:
+        """Begins to take groups."""
+        settings = self.plan.settings
+        preparer = Preparer(self.text.prompts, KeptColumns(settings.keep), settings.model_names)
+        answers = AnswerWriter(RecordWriter(self.text.tokenizer), self.plan.batch_model)
+        return GroupRunner(settings, preparer, answers, self.device, book)
+
+
+def _already_told(notice: str) -> None:
+    """The job has said the same on its own terminal."""

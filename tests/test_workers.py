@@ -1,0 +1,160 @@
+"""Runs in workers, on a Ray of their own: what one process writes, whatever is killed on the way."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from test_job import View, Workplace
+from tiny_workers import FATAL, tiny_workers
+
+from pagedbatch.errors import UsageError
+
+pytestmark = pytest.mark.ray
+
+MIXED = [
+    {
+        "id": f"r{i}",
+        "prompt": f"{'shared beginning of prompts ' * (i % 2)}{i}",
+        **({}, {"n": 4, "temperature": 0.9}, {"num_beams": 4, "n": 2})[i % 3],
+    }
+    for i in range(120)
+]
+#: What a row found in the cache depends on its neighbours, and those on the worker: without one all bytes are the same.
+SETTINGS = {"max_tokens": 80, "max_num_seqs": 32, "prefix_cache": False, "num_blocks": 200}
+
+
+@pytest.fixture
+def words(tmp_path: Path, rand_model_path: Path) -> Workplace:
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'pagedbatch[ray]'")
+    return Workplace(tmp_path, rand_model_path)
+
+
+@pytest.fixture
+def expected(words: Workplace) -> bytes:
+    """What one process writes for `MIXED`."""
+    words.write(MIXED)
+    assert words.run(output=str(words.folder / "expected.jsonl"), **SETTINGS).exit_code == 0
+    return (words.folder / "expected.jsonl").read_bytes()
+
+
+def workers_of(process: psutil.Process) -> list[psutil.Process]:
+    return [child for child in process.children(recursive=True) if "MapWorker" in "".join(child.cmdline())]
+
+
+def once_rows_are_done(least: int, act: Callable[[], Any]) -> View:
+    """A view that acts, once, when so many rows are done."""
+    acted: list[int] = []
+
+    def look(rows_done: int) -> None:
+        if rows_done >= least and not acted:
+            acted.append(rows_done)
+            act()
+
+    return View(look)
+
+
+def test_two_workers_write_what_one_process_writes_though_one_is_killed(words: Workplace, expected: bytes) -> None:
+    view = once_rows_are_done(16, lambda: workers_of(psutil.Process())[0].kill())
+    assert words.run(view, workers=2, **SETTINGS).exit_code == 0
+    assert words.output.read_bytes() == expected
+    stats = words.stats
+    assert stats["rows"] == {"total": 120, "ok": 120, "error": 0, "resumed": 0}
+    assert sum(worker["rows"] for worker in stats["workers"]) == 120
+    assert sorted(worker["restarts"] for worker in stats["workers"]) == [0, 1]
+    assert all(worker["rows"] for worker in stats["workers"])
+    assert stats["memory"]["num_blocks"] == 2 * 200
+    assert stats["memory"]["final_live_blocks"] == 0
+    assert stats["throughput"]["output_tokens"] == sum(
+        len(output["token_ids"]) for record in words.records() for output in record["outputs"]
+    )
+
+
+def killed_run(words: Workplace) -> None:
+    """A run that kills its own process in the middle, and leaves the ids of its workers."""
+
+    def kill() -> None:
+        pids = [worker.pid for worker in workers_of(psutil.Process())]
+        (words.folder / "pids.json").write_text(json.dumps(pids))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    words.run(once_rows_are_done(16, kill), workers=2, **SETTINGS)
+
+
+def test_a_killed_job_is_resumed_by_two_workers(words: Workplace, expected: bytes) -> None:
+    job = multiprocessing.get_context("spawn").Process(target=killed_run, args=(words,))
+    job.start()
+    job.join()
+    assert job.exitcode == -signal.SIGKILL
+    pids = json.loads((words.folder / "pids.json").read_text())
+    workers = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    assert len(pids) == 2
+    assert psutil.wait_procs(workers, timeout=20)[1] == [], "workers outlive their job"
+    view = View()
+    assert words.run(view, workers=2, **SETTINGS).exit_code == 0
+    assert view.notices[0].startswith("resuming: ")
+    assert words.output.read_bytes() == expected
+    assert 0 < words.stats["rows"]["resumed"] < 120
+
+
+def test_rows_that_kill_every_worker_are_errors_and_the_others_go_on(words: Workplace) -> None:
+    fatal = {7, 8, 51}
+    words.write([{"id": f"r{i}", "prompt": f"row {i}{FATAL if i in fatal else ''}"} for i in range(60)])
+    with tiny_workers():
+        assert words.run(workers=2, max_tokens=3).exit_code == 3
+    records = words.records()
+    assert [record["id"] for record in records] == [f"r{i}" for i in range(60)]
+    assert {record["index"] for record in records if record["status"] == "error"} == fatal
+    assert records[7]["error"] == "line 8: each of the 3 workers that it was given to died while it ran"
+    assert sum(worker["restarts"] for worker in words.stats["workers"]) >= 3
+
+
+def test_a_worker_that_can_t_start_ends_the_run_with_its_message(words: Workplace) -> None:
+    words.write([{"prompt": "a"}])
+    with tiny_workers(), pytest.raises(UsageError, match=r"^absent: no such model$"):
+        words.run(workers=2, model="absent")
+    assert not words.journal.exists()
+
+
+def test_an_interrupt_gives_up_what_is_in_the_workers(words: Workplace, capfd: pytest.CaptureFixture[str]) -> None:
+    words.write([{"prompt": "a"} for _ in range(20_000)])
+    view = once_rows_are_done(1000, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with tiny_workers():
+        assert words.run(view, workers=2, max_tokens=3).exit_code == 130
+    kept = words.journal.read_bytes().count(b"\n") - 1
+    assert 1000 <= kept < 20_000
+    assert view.notices[-1].startswith(f"interrupted: {kept} of 20000 rows are finished and kept")
+    assert workers_of(psutil.Process()) == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_without_ray_one_line_says_what_to_install(words: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    words.write([{"prompt": "a"}])
+    with tiny_workers(), pytest.raises(UsageError, match=r"pip install 'pagedbatch\[ray\]'"):
+        words.run(workers=2)
+
+
+def test_a_run_in_one_process_loads_no_ray(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": "a"}))
+    program = """if True:
+        import sys
+        from tiny_job import SilentView, without_model
+        from pagedbatch.job.job import Ui, run_job
+        from pagedbatch.job.settings import merge
+        with without_model():
+            given = {"input": "in.jsonl", "model": "none", "output": "out.jsonl"}
+            assert run_job(merge(given, {}), Ui(print, lambda *_: SilentView())).exit_code == 0
+        assert "ray" not in sys.modules
+    """
+    paths = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, env={**os.environ, "PYTHONPATH": paths})
