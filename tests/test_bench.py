@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from pagedbatch.bench.dummy import dummy_prompts, make_dummy_model
 from pagedbatch.bench.generate import Generator, best_batch_size
+from pagedbatch.bench.prepare import prepare
 from pagedbatch.bench.processes import run_python
 from pagedbatch.bench.workload import built_in_prompts, choose_jobs, read_prompts
 from pagedbatch.cli.app import app
@@ -47,7 +52,7 @@ def test_the_figures_of_a_dummy_model_add_up(config_file: Path, tmp_path: Path) 
     written = tmp_path / "bench.json"
     result = run(
         *("--model", config_file, "--dummy-weights", "--dummy-length", 20, "--num-prompts", 5, "--max-tokens", 6),
-        *("--n", 3, "--num-beams", 2, "--repeats", 2, "--batch-sizes", "1,2", "--generate-seconds", 20),
+        *("--jobs", "sampling", "--n", 3, "--repeats", 2, "--batch-sizes", "1,2", "--generate-seconds", 20),
         *("--dtype", "float32", "--kv-memory", "4MiB", "--json", written),
     )
     assert result.exit_code == 0, result.output
@@ -55,9 +60,7 @@ def test_the_figures_of_a_dummy_model_add_up(config_file: Path, tmp_path: Path) 
     assert (found["dtype"], found["prompts"], found["dummy_weights"]) == ("float32", 5, True)
     per_layer = 32 * (32 + 16 + 16 + 32) + 3 * 32 * 48 + 2 * 32
     assert found["weight_bytes"] == 4 * (2 * 96 * 32 + 2 * per_layer + 32)
-    assert [(job["name"], job["n"], job["num_beams"]) for job in found["jobs"]] == [
-        ("greedy", 1, 1), ("sampling", 3, 1), ("beams", 2, 2),
-    ]  # fmt: skip
+    assert [(job["name"], job["n"], job["num_beams"]) for job in found["jobs"]] == [("sampling", 3, 1)]
     for job in found["jobs"]:
         ours, theirs = job["pagedbatch"], job["generate"]
         assert ours["output_tokens"] == 5 * job["n"] * 6
@@ -74,7 +77,7 @@ def test_the_figures_of_a_dummy_model_add_up(config_file: Path, tmp_path: Path) 
         assert theirs["batch_size"] in (1, 2)
     shown = result.stdout
     assert "random weights" in shown
-    assert all(word in shown for word in ("greedy", "n=3 x 6", "2 beams x 6", "start-up"))
+    assert all(word in shown for word in ("n=3 x 6", "start-up"))
 
 
 def test_a_folder_with_a_tokenizer_keeps_it(rand_model_path: Path, tmp_path: Path) -> None:
@@ -155,7 +158,41 @@ def test_wrong_usage_is_told(arguments: tuple[str, ...], message: str) -> None:
 def test_a_model_that_can_not_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba", "vocab_size": 10}))
     with pytest.raises(UsageError, match="mamba"):
-        make_dummy_model(str(tmp_path / "config.json"), tmp_path / "model", "float32")
+        make_dummy_model(str(tmp_path), tmp_path / "model", torch.float32)
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    monkeypatch.setattr("pagedbatch.bench.dummy.shutil.disk_usage", lambda _: SimpleNamespace(free=60_000))
+    with pytest.raises(UsageError, match=r"the weights take 84.6 KiB, and free is 58.6 KiB of"):
+        make_dummy_model(str(tmp_path), tmp_path / "model", torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt_token_ids": [1] * 125}, "line 1: 125 prompt tokens and --max-tokens 4 are more than the model's 128"),
+        ({"prompt_token_ids": [96]}, "line 1: prompt_token_ids: 96 is no token id"),
+        ({"prompt": "a"}, "no tokenizer beside the config"),
+    ],
+)
+def test_a_wrong_prompt_is_told_before_anything_is_measured(
+    config_file: Path, tmp_path: Path, row: dict[str, Any], message: str
+) -> None:
+    rows = tmp_path / "in.jsonl"
+    rows.write_text(json.dumps(row) + "\n")
+    question = {
+        "model": str(config_file),
+        "run_flags": {"device": "cpu", "dtype": "float32"},
+        "rows": str(rows),
+        "own_prompts": True,
+        "max_tokens": 4,
+        "dummy_weights": True,
+        "folder": str(tmp_path),
+    }
+    with pytest.raises(UsageError) as error:
+        prepare(question)
+    assert message in str(error.value)
 
 
 def test_the_last_line_of_a_side_that_fails_is_told() -> None:
@@ -163,3 +200,23 @@ def test_the_last_line_of_a_side_that_fails_is_told() -> None:
         run_python(
             ["-c", "import sys; print('hello'); print('no such luck', file=sys.stderr); sys.exit(3)"], "the thing"
         )
+
+
+def test_a_process_that_was_killed_says_so() -> None:
+    with pytest.raises(RunError, match="killed, probably for want of memory"):
+        run_python(["-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"], "the thing")
+
+
+def test_a_process_is_weighed_alone() -> None:
+    """From a small parent, as the command is and this process is not."""
+    code = """
+import sys
+from pagedbatch.bench import compare, table
+from pagedbatch.bench.processes import run_python
+assert "torch" not in sys.modules
+print(*(run_python(["-c", f"text = b'x' * ({size} << 20)"], "a").peak_bytes >> 20 for size in (0, 200)))
+"""
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    small, large = map(int, out.split())
+    assert small < 100
+    assert 200 < large < 300

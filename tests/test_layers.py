@@ -22,16 +22,19 @@ ARROWS = {
     "job": {"plain", "engine", "stats", "model", "job"},
     "simulation": {"plain", "engine", "stats", "job", "simulation"},
     "bench": {"plain", "stats", "model", "job", "bench"},
+    "bench children": {"plain", "stats", "model", "job", "bench", "bench children"},
     "cli": {"plain", "engine", "stats", "model", "job", "bench", "simulation", "cli"},
 }
 #: These layers never import a device library; they are tested, and start, without one.
 HOST_ONLY = {"plain", "engine", "stats", "simulation"}
 DEVICE_LIBRARIES = {"torch", "transformers", "triton", "accelerate", "gguf", "xgrammar"}
 #: These layers import the device half and slow libraries inside functions only: `--help` and wrong usage don't wait.
-LAZY = {"job", "cli"}
+LAZY = {"job", "bench", "cli"}
 SLOW_LIBRARIES = DEVICE_LIBRARIES | {"datasets", "pyarrow", "numpy", "matplotlib"}
 #: All that imports ray. They are imported late themselves, by a run that asked for workers, and so need not be lazy.
 RAY_MODULES = ("pagedbatch.job.workers.cluster", "pagedbatch.job.workers.dataset")
+#: A layer of their own: processes that the benchmark starts and must not import, for it has to stay small.
+BENCH_CHILDREN = ("pagedbatch.bench.prepare", "pagedbatch.bench.dummy", "pagedbatch.bench.generate")
 PACKAGES = {
     "pagedbatch": REPOSITORY / "pagedbatch",
     "pagedbatch_kernels": REPOSITORY / "kernels" / "pagedbatch_kernels",
@@ -58,6 +61,8 @@ def layer(module: str) -> str | None:
         return "kernels"
     if package != "pagedbatch":
         return None
+    if f"{module}.".startswith(tuple(f"{child}." for child in BENCH_CHILDREN)):
+        return "bench children"
     first = rest.partition(".")[0]
     return first if first in ARROWS else "plain"
 
@@ -144,6 +149,9 @@ def test_importing_the_kernels_package_needs_no_device_library() -> None:
         ("pagedbatch.job.x", "class A:\n    import torch"),
         ("pagedbatch.cli.x", "import datasets"),
         ("pagedbatch.job.x", "from pagedbatch import cli"),
+        ("pagedbatch.job.x", "from pagedbatch.bench import workload"),
+        ("pagedbatch.bench.x", "def f():\n    from pagedbatch.bench.generate import measure"),
+        ("pagedbatch.bench.x", "import torch"),
         ("pagedbatch_kernels.x", "from pagedbatch import outputs"),
         ("pagedbatch.job.workers.pool", "def f():\n    import ray"),
         ("pagedbatch.job.workers.pool", "from pagedbatch.job.workers.dataset import Worker"),

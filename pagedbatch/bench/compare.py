@@ -1,9 +1,10 @@
-"""One sitting: every job on both sides, a few times ours, and the figures side by side. Knows no terminal."""
+"""One sitting: every job on both sides, a few times ours, and the figures side by side. Knows no terminal.
+
+Nothing is loaded in this process: see `processes`.
+"""
 
 from __future__ import annotations
 
-import json
-import math
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -11,10 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pagedbatch.bench.dummy import dummy_prompts, make_dummy_model
 from pagedbatch.bench.ours import run_ours
-from pagedbatch.bench.processes import run_python
-from pagedbatch.bench.workload import BenchJob, Prompt, built_in_prompts, read_prompts, write_prompts
+from pagedbatch.bench.processes import ask
+from pagedbatch.bench.workload import BenchJob, built_in_prompts, read_prompts, write_prompts
+from pagedbatch.job.run_stats import versions
+
+#: The prompts as `pagedbatch run` reads them, in the folder of the sitting.
+_ROWS = "rows.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,76 +49,67 @@ def compare(plan: BenchPlan, notice: Callable[[str], None]) -> dict[str, Any]:
         UsageError: no such model or prompts.
         RunError: a side failed; the message says which and why.
     """
-    import torch
-
-    from pagedbatch.job.run_stats import versions
-
     with tempfile.TemporaryDirectory(prefix="pagedbatch-bench-") as name:
         folder = Path(name)
-        model, prompts = _model_and_prompts(plan, folder, notice)
-        rows = folder / "prompts.jsonl"
-        write_prompts(prompts, rows)
-        flags = {**plan.run_flags, "model": model}
+        ready = _prepare(plan, folder, notice)
+        flags = {**plan.run_flags, "model": ready["model"]}
         jobs = []
         for job in plan.jobs:
             runs = []
             for repeat in range(plan.repeats):
                 notice(f"{job.name}: pagedbatch, {repeat + 1} of {plan.repeats}")
-                runs.append(run_ours(job, rows, len(prompts), flags, folder))
+                runs.append(run_ours(job, folder / _ROWS, ready["num_prompts"], flags, folder))
             theirs = None
             if plan.generate_seconds is not None:
                 notice(f"{job.name}: transformers generate, at most about {plan.generate_seconds:.0f} s")
-                theirs = _run_generate(job, plan, rows, model, runs[0]["used"], folder)
+                theirs = _run_generate(job, plan, ready)
             jobs.append(_side_by_side(job, runs, theirs))
-        used = jobs[0]["pagedbatch"]["used"]
-        weight_bytes = _weight_bytes(Path(model), 4 if used["dtype"] == "float32" else 2)
     return {
         "model": plan.model,
         "dummy_weights": plan.dummy_weights,
-        "dtype": used["dtype"],
-        "device": used["device"],
-        "threads": torch.get_num_threads(),
-        "prompts": len(prompts),
-        "weight_bytes": weight_bytes,
+        "dtype": ready["dtype"],
+        "device": ready["device"],
+        "threads": ready["threads"],
+        "prompts": ready["num_prompts"],
+        "weight_bytes": ready["weight_bytes"],
         "versions": versions(),
         "jobs": jobs,
     }
 
 
-def _model_and_prompts(plan: BenchPlan, folder: Path, notice: Callable[[str], None]) -> tuple[str, list[Prompt]]:
-    model = plan.model
-    if plan.dummy_weights:
-        notice("making random weights")
-        model = str(folder / "model")
-        dtype = plan.run_flags["dtype"]
-        vocab_size = make_dummy_model(plan.model, folder / "model", "bfloat16" if dtype == "auto" else dtype)
-        if plan.prompts is None:
-            return model, dummy_prompts(plan.num_prompts, plan.dummy_length, vocab_size)
-    if plan.prompts is None:
-        return model, built_in_prompts(plan.num_prompts)
-    return model, read_prompts(plan.prompts, plan.num_prompts)
+def _prepare(plan: BenchPlan, folder: Path, notice: Callable[[str], None]) -> dict[str, Any]:
+    """Writes the rows, and has model and prompts checked; see `bench.prepare`."""
+    count = plan.num_prompts
+    rows = built_in_prompts(count) if plan.prompts is None else read_prompts(plan.prompts, count)
+    write_prompts(rows, folder / _ROWS)
+    notice("making random weights" if plan.dummy_weights else "checking the model and the prompts")
+    question = {
+        "model": plan.model,
+        "run_flags": dict(plan.run_flags),
+        "rows": str(folder / _ROWS),
+        "own_prompts": plan.prompts is not None,
+        "num_prompts": count,
+        "max_tokens": max(job.max_tokens for job in plan.jobs),
+        "dummy_weights": plan.dummy_weights,
+        "dummy_length": plan.dummy_length,
+        "folder": str(folder),
+    }
+    return ask("pagedbatch.bench.prepare", question, "the check of the model").values
 
 
-def _run_generate(
-    job: BenchJob, plan: BenchPlan, rows: Path, model: str, used: Mapping[str, str], folder: Path
-) -> dict[str, Any]:
-    """Hugging Face's side, on the device and in the precision that our side `used`."""
-    spec = {
-        "model": model,
-        "dtype": used["dtype"],
-        "device": used["device"],
-        "prompts": str(rows),
+def _run_generate(job: BenchJob, plan: BenchPlan, ready: Mapping[str, Any]) -> dict[str, Any]:
+    """Hugging Face's side, on the same device, in the same precision and on the same token ids."""
+    question = {
+        "model": ready["model"],
+        "dtype": ready["dtype"],
+        "device": ready["device"],
+        "prompts": ready["prompts"],
         "kwargs": job.generate_kwargs,
         "batch_sizes": list(plan.batch_sizes),
         "most_seconds": plan.generate_seconds,
     }
-    spec_file, result_file = folder / "spec.json", folder / "result.json"
-    spec_file.write_text(json.dumps(spec), encoding="utf-8")
-    cost = run_python(
-        ["-m", "pagedbatch.bench.generate", str(spec_file), str(result_file)], f"transformers generate ({job.name})"
-    )
-    result: dict[str, Any] = json.loads(result_file.read_text(encoding="utf-8"))
-    return {**result, "peak_bytes": cost.peak_bytes}
+    answer = ask("pagedbatch.bench.generate", question, f"transformers generate ({job.name})")
+    return {**answer.values, "peak_bytes": answer.cost.peak_bytes}
 
 
 def _side_by_side(job: BenchJob, runs: Sequence[dict[str, Any]], theirs: dict[str, Any] | None) -> dict[str, Any]:
@@ -131,17 +126,3 @@ def _side_by_side(job: BenchJob, runs: Sequence[dict[str, Any]], theirs: dict[st
         "generate": theirs,
         "ratio": None if theirs is None else round(ours["tokens_per_second"] / theirs["tokens_per_second"], 3),
     }
-
-
-def _weight_bytes(model: Path, itemsize: int) -> int | None:
-    """What the weights take in memory, from the headers of the safetensors files; None where there are none."""
-    from safetensors import safe_open
-
-    if not model.is_dir():
-        return None
-    count = 0
-    for file in model.glob("*.safetensors"):
-        with safe_open(file, framework="pt") as tensors:
-            names = tensors.keys()
-            count += sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
-    return count * itemsize or None

@@ -1,58 +1,100 @@
-"""A model from a config alone, with random weights: to size a machine for a model that isn't there. Knows no prompt."""
+"""A model from a config alone, with random weights: to size a machine for a model that isn't there. Knows no job."""
 
 from __future__ import annotations
 
+import random
+import shutil
 from pathlib import Path
 from typing import Any
 
+import psutil
+import torch
+
 from pagedbatch.errors import UsageError
+from pagedbatch.model.loader import load_config, load_tokenizer
+from pagedbatch.model.support import check_supported
+from pagedbatch.stats.wording import size
+
+#: Files by which a folder with a tokenizer is known.
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model")
 
 
-def make_dummy_model(source: str, folder: Path, dtype: str) -> int:
-    """Saves a model of the config at `source` with random weights, as safetensors, and a tokenizer.
-
-    Args:
-        source: a config.json, or a folder or Hub id that holds one; its own tokenizer is kept where it has one, else
-            every token is a word of its own.
-        dtype: of the weights: "float32", "bfloat16" or "float16".
-
-    Returns:
-        The size of its vocabulary.
+def readable_config(source: str, folder: Path) -> str:
+    """What a config loads from: `source` itself, or `folder` with a `.json` file under the name that a config has.
 
     Raises:
-        UsageError: there is no such config, or this engine can't run such a model.
+        UsageError: there is no such file.
     """
-    import torch
+    path = Path(source).expanduser()
+    if path.suffix.lower() != ".json":
+        return source
+    if not path.is_file():
+        raise UsageError(f"model {source!r}: no such file")
+    if path.name == "config.json":
+        return str(path.parent)
+    folder.mkdir()
+    shutil.copyfile(path, folder / "config.json")
+    return str(folder)
+
+
+def make_dummy_model(source: str, folder: Path, dtype: torch.dtype) -> bool:
+    """Saves a model with the config of `source`, a folder or a Hub id, and random weights, and a tokenizer.
+
+    Where `source` has no tokenizer, the one made here takes every token for a word. Returns whether it had one.
+
+    Raises:
+        UsageError: no such config, a model that can't run here, or no room for its weights.
+    """
     from transformers import AutoModelForCausalLM
 
-    from pagedbatch.model.loader import load_config, load_tokenizer
-    from pagedbatch.model.support import check_supported
-
-    path = Path(source)
-    config = load_config(str(path.parent) if path.suffix == ".json" else source)
+    config = load_config(source)
     check_supported(config)
+    folder.mkdir()
+    num_bytes = num_parameters(config) * dtype.itemsize
+    _check_room("memory", num_bytes, psutil.virtual_memory().available)
+    _check_room(f"{folder.parent} (TMPDIR chooses)", num_bytes, shutil.disk_usage(folder).free)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
-    model.save_pretrained(folder)
-    try:
-        load_tokenizer(source).save_pretrained(folder)
-    except UsageError:
-        _save_word_tokenizer(config, folder)
-    return int(config.vocab_size)
+    AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)
+    tokenizer = _own_tokenizer(source)
+    (tokenizer or _word_tokenizer(config.vocab_size)).save_pretrained(folder)
+    return tokenizer is not None
 
 
-def _save_word_tokenizer(config: Any, folder: Path) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+def num_parameters(config: Any) -> int:
+    """How many weights a model of this config has, tied ones counted once; none of them is made."""
+    from transformers import AutoModelForCausalLM
 
-    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(config.vocab_size)}, unk_token="t0"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return sum(weight.numel() for weight in model.parameters())
 
 
 def dummy_prompts(count: int, length: int, vocab_size: int) -> list[dict[str, Any]]:
-    """`count` prompts of `length` random token ids, always the same."""
-    import random
+    """`count` prompts of `length` random token ids, always the same; they have no prefix in common to share."""
+    draw = random.Random(0)
+    return [{"prompt_token_ids": [draw.randrange(vocab_size) for _ in range(length)]} for _ in range(count)]
 
-    rng = random.Random(0)
-    return [{"prompt_token_ids": [rng.randrange(vocab_size) for _ in range(length)]} for _ in range(count)]
+
+def _check_room(where: str, num_bytes: int, free: int) -> None:
+    if num_bytes > free:
+        raise UsageError(f"--dummy-weights: the weights take {size(num_bytes)}, and free is {size(free)} of {where}")
+
+
+def _own_tokenizer(source: str) -> Any:
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return load_tokenizer(source) if any((path / name).is_file() for name in _TOKENIZER_FILES) else None
+    try:
+        return load_tokenizer(source)
+    except UsageError:
+        return None
+
+
+def _word_tokenizer(vocab_size: int) -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(vocab_size)}, unk_token="t0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=words)

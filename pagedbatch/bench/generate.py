@@ -1,15 +1,12 @@
-"""Hugging Face's side of a benchmark: `generate` on padded batches. Run as a process: it reads a spec, writes a result.
+"""Hugging Face's side of a benchmark: `generate` on padded batches, in a process of its own.
 
-    python -m pagedbatch.bench.generate SPEC.json RESULT.json
-
-The spec holds `model`, `dtype`, `device`, `prompts` (a file of rows), `kwargs` of `generate`, `batch_sizes` and
+It is asked with `model`, `dtype`, `device`, `prompts` (a file of token ids), `kwargs` of `generate`, `batch_sizes` and
 `most_seconds`. Prompts go in longest first, so that a batch's prompts are of like length.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,10 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
+
+from pagedbatch.bench.processes import answer
 
 #: A larger batch that brings less than this much more is the last one tried.
 _WORTH_GOING_ON = 1.05
+#: Stands before short prompts, and is masked: any token will do.
+_PAD = 0
 
 
 class Generator:
@@ -29,11 +30,7 @@ class Generator:
     def __init__(self, spec: dict[str, Any]) -> None:
         self._device = spec["device"]
         self._kwargs = spec["kwargs"]
-        tokenizer = AutoTokenizer.from_pretrained(spec["model"])
-        rows = [json.loads(line) for line in Path(spec["prompts"]).read_text(encoding="utf-8").splitlines()]
-        ids = [row.get("prompt_token_ids") or tokenizer(row["prompt"])["input_ids"] for row in rows]
-        self.prompts = sorted(ids, key=len, reverse=True)
-        self._pad = next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)
+        self.prompts: list[list[int]] = sorted(json.loads(Path(spec["prompts"]).read_text()), key=len, reverse=True)
         self._model = AutoModelForCausalLM.from_pretrained(
             spec["model"], dtype=getattr(torch, spec["dtype"]), use_safetensors=True
         )
@@ -42,12 +39,12 @@ class Generator:
     def run(self, prompts: Sequence[list[int]]) -> int:
         """Answers one batch; the number of tokens that were generated."""
         width = max(map(len, prompts))
-        padded = torch.tensor([[self._pad] * (width - len(prompt)) + prompt for prompt in prompts])
+        padded = torch.tensor([[_PAD] * (width - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         output: Tensor = self._model.generate(
             input_ids=padded.to(self._device),
             attention_mask=mask.to(self._device),
-            pad_token_id=self._pad,
+            pad_token_id=_PAD,
             **self._kwargs,
         )
         return (output.shape[1] - width) * output.shape[0]
@@ -101,6 +98,4 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    spec_file, result_file = sys.argv[1:]
-    result = measure(json.loads(Path(spec_file).read_text(encoding="utf-8")))
-    Path(result_file).write_text(json.dumps(result), encoding="utf-8")
+    answer(measure)

@@ -1,16 +1,24 @@
-"""Runs one side of a comparison in a process of its own, and tells what that process took. Knows no model."""
+"""Processes of a benchmark: how one is run, timed and weighed, and how it answers. Knows no model.
+
+Whoever starts them must stay small: on Linux a child's peak begins at what its parent held when it was started. So the
+process of `pagedbatch bench` itself loads neither torch nor a model.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from pagedbatch.errors import RunError
+from pagedbatch.errors import PagedBatchError, RunError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +29,27 @@ class ProcessCost:
     peak_bytes: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a child found, and what it took."""
+
+    values: dict[str, Any]
+    cost: ProcessCost
+
+
 def run_python(arguments: Sequence[str], what: str) -> ProcessCost:
     """Runs this Python with `arguments`; what it prints is shown only if it fails.
 
+    The folder that we are in is kept off its path (-P): a user's `tokenize.py` there is not the library's.
+
     Raises:
-        RunError: it exited with an error; the message ends with its last line.
+        UsageError: it found that the user must change something.
+        RunError: it exited with another error. Either message ends with its last line.
     """
     with tempfile.TemporaryFile() as printed:
         began = time.perf_counter()
         process = subprocess.Popen(
-            [sys.executable, *arguments], stdout=printed, stderr=printed, stdin=subprocess.DEVNULL
+            [sys.executable, "-P", *arguments], stdout=printed, stderr=printed, stdin=subprocess.DEVNULL
         )
         try:
             exit_code, peak_bytes = _wait(process)
@@ -42,8 +61,35 @@ def run_python(arguments: Sequence[str], what: str) -> ProcessCost:
         if exit_code != 0:
             printed.seek(0)
             lines = printed.read().decode(errors="replace").strip().splitlines()
-            raise RunError(f"{what} failed (exit code {exit_code}): {lines[-1] if lines else 'it said nothing'}")
+            last = lines[-1].removeprefix("error: ") if lines else "it said nothing"
+            if exit_code == UsageError.exit_code:
+                raise UsageError(last)
+            raise RunError(f"{what} failed ({_how(exit_code)}): {last}")
     return ProcessCost(seconds, peak_bytes)
+
+
+def ask(module: str, question: Mapping[str, Any], what: str) -> Answer:
+    """Runs a module that ends in `answer(...)`, in a process of its own.
+
+    Raises:
+        UsageError, RunError: as `run_python`.
+    """
+    with tempfile.TemporaryDirectory(prefix="pagedbatch-bench-") as folder:
+        asked, answered = Path(folder) / "question.json", Path(folder) / "answer.json"
+        asked.write_text(json.dumps(question), encoding="utf-8")
+        cost = run_python(["-m", module, str(asked), str(answered)], what)
+        return Answer(json.loads(answered.read_text(encoding="utf-8")), cost)
+
+
+def answer(function: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
+    """The main function of a child: answers the question that `ask` asked."""
+    asked, answered = map(Path, sys.argv[1:])
+    try:
+        values = function(json.loads(asked.read_text(encoding="utf-8")))
+    except PagedBatchError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    answered.write_text(json.dumps(values), encoding="utf-8")
 
 
 def _wait(process: subprocess.Popen[bytes]) -> tuple[int, int | None]:
@@ -53,3 +99,9 @@ def _wait(process: subprocess.Popen[bytes]) -> tuple[int, int | None]:
     process.returncode = os.waitstatus_to_exitcode(status)
     unit = 1 if sys.platform == "darwin" else 1024
     return process.returncode, usage.ru_maxrss * unit
+
+
+def _how(exit_code: int) -> str:
+    if exit_code == -signal.SIGKILL:
+        return "killed, probably for want of memory"
+    return f"ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"

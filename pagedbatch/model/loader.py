@@ -118,8 +118,8 @@ def load_model(
     from pagedbatch.model.attention import ATTENTION_NAME, register_attention
 
     defaults = defaults or model_defaults(model, trust_remote_code=trust_remote_code)
-    target = _device(device)
-    resolved = _DTYPES.get(dtype) or _auto_dtype(defaults.dtype, target)
+    target = choose_device(device)
+    resolved = choose_dtype(dtype, defaults.dtype, target)
     register_attention()
     source = _source(model)
     with _one_line_errors(model), _quiet():
@@ -186,7 +186,12 @@ def _token_ids(value: int | list[int] | None) -> frozenset[int]:
     return frozenset([value] if isinstance(value, int) else value)
 
 
-def _device(device: str) -> torch.device:
+def choose_device(device: str) -> torch.device:
+    """The device that "auto", "cpu" or "cuda" means here.
+
+    Raises:
+        UsageError: there is no GPU.
+    """
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: torch finds no GPU here; use --device cpu")
     if device == "auto":
@@ -194,7 +199,10 @@ def _device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def _auto_dtype(stored: torch.dtype | None, device: torch.device) -> torch.dtype:
+def choose_dtype(dtype: str, stored: torch.dtype | None, device: torch.device) -> torch.dtype:
+    """The precision that `dtype` means on `device`, for a checkpoint whose config says `stored`."""
+    if dtype in _DTYPES:
+        return _DTYPES[dtype]
     if device.type == "cpu":
         return torch.bfloat16 if has_fast_bfloat16() else torch.float32
     return stored or torch.bfloat16
