@@ -13,7 +13,7 @@ from pagedbatch_kernels.cpu.build import load_library
 from pagedbatch_kernels.row_ops import Draws
 
 #: Bounds what controls, which need scores in float32, take of memory; threads have enough to share among them.
-_LOGITS_AT_ONCE = 2**22
+_LOGITS_AT_ONCE = 2**23
 #: A float below this has no finite inverse, and all that is this small is greedy.
 _LEAST_TEMPERATURE = 1e-30
 
