@@ -31,6 +31,8 @@ DEVICE_LIBRARIES = {"torch", "transformers", "triton", "accelerate", "gguf", "xg
 #: These layers import the device half and slow libraries inside functions only: `--help` and wrong usage don't wait.
 LAZY = {"job", "bench", "cli"}
 SLOW_LIBRARIES = DEVICE_LIBRARIES | {"datasets", "pyarrow", "numpy", "matplotlib"}
+#: A layer of their own: processes that the benchmark starts and must not import, for it has to stay small.
+BENCH_CHILDREN = ("pagedbatch.bench.prepare", "pagedbatch.bench.dummy", "pagedbatch.bench.generate")
 #: All that imports ray. They are imported late themselves, by a run that asked for workers, and so need not be lazy.
 RAY_MODULES = ("pagedbatch.job.workers.cluster", "pagedbatch.job.workers.dataset")
 #: A layer of their own: processes that the benchmark starts and must not import, for it has to stay small.
