@@ -22,6 +22,7 @@ _output = partial(typer.Option, rich_help_panel="Output", show_default=False)
 
 _INPUT_HELP = ".jsonl, .jsonl.gz, .jsonl.zst, .csv, .parquet, - for stdin, a dataset's folder, or a Hub dataset."
 _TEMPLATE_HELP = r"A prompt made from columns: 'Q: {question}\nA:'. \n and \t are understood."
+_SHARD_HELP = "Run slice I of N of the rows, I from 0, after --limit; `pagedbatch merge` puts the outputs together."
 _STREAMING_HELP = "Read a dataset without downloading the whole; --limit then reads no more than it needs."
 _SERVED_HELP = "The name by which OpenAI batch rows ask for the model; others fail. (default: MODEL or its folder)"
 _LINE_HELP = "A longer line is an error row. (default: 64MiB)"
@@ -76,6 +77,7 @@ def run(
     truncate_prompt: Annotated[str | None, _input(help=_TRUNCATE_HELP)] = None,
     generation_config: Annotated[str | None, _input(help=_CONFIG_HELP)] = None,
     limit: Annotated[int | None, _input(help="Run only the first N rows.")] = None,
+    shard: Annotated[str | None, _input(metavar="I/N", help=_SHARD_HELP)] = None,
     allow_duplicate_ids: Annotated[bool | None, _input("--allow-duplicate-ids", help="Rows may share an id.")] = None,
     served_model_name: Annotated[str | None, _input(help=_SERVED_HELP)] = None,
     max_line_bytes: Annotated[str | None, _input(help=_LINE_HELP)] = None,

@@ -36,6 +36,10 @@ class Content:
         """As it stands in a manifest."""
         return {"name": self.name, "size": self.size, "chunk_bytes": self.chunk_bytes, "chunks": list(self.chunks)}
 
+    def digest(self) -> str:
+        """All of it in one hash, for whoever asks only whether two inputs are the same."""
+        return _digest([str(self.chunk_bytes).encode(), *(chunk.encode() for chunk in self.chunks)])
+
     def change_since(self, stored: Mapping[str, Any]) -> str | None:
         """How the input differs from a stored one, in words; None if it is the same, or the same with rows added.
 

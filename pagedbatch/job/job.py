@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from pagedbatch.errors import PagedBatchError, RunError
+from pagedbatch.errors import PagedBatchError, RunError, UsageError
 from pagedbatch.job.answers import Answer, AnswerWriter
 from pagedbatch.job.checks import check_columns, check_every_row, refuse_broken
 from pagedbatch.job.constraints import ConstraintSource, read_run_constraint
@@ -27,6 +27,7 @@ from pagedbatch.job.reader import ReadOptions, Source, Survey, open_source, surv
 from pagedbatch.job.records import RecordWriter
 from pagedbatch.job.run_stats import build_stats, describe_settings, versions
 from pagedbatch.job.settings import RunSettings
+from pagedbatch.job.shard import describe_shard, rows_to_run, shard_settings
 from pagedbatch.job.startup import TextSide, open_device_side, open_text_side
 from pagedbatch.job.unfinished import Unfinished
 from pagedbatch.params import resolve
@@ -84,6 +85,8 @@ def run_job(settings: RunSettings, ui: Ui) -> JobResult:
     """
     began = time.perf_counter()
     paths = output_paths(settings.output, settings.input)
+    if paths is None and settings.shard is not None:
+        raise UsageError("--shard needs a file as --output: pagedbatch merge reads the stats that stand beside it")
     go_offline_if_needed(settings.input, settings.model)
     with Interrupts() as interrupts:
         source = open_source(settings.input, read_options(settings))
@@ -96,19 +99,21 @@ def run_job(settings: RunSettings, ui: Ui) -> JobResult:
         if settings.strict:
             refuse_broken(found.num_broken, found.num_rows)
         check_columns(settings, source, found)
+        rows = rows_to_run(settings.shard, found.num_rows)
         constraint = read_run_constraint(settings)
         text = open_text_side(settings, constraint, ui.notice)
         preparer = Preparer(text.prompts, KeptColumns(settings.keep), settings.model_names)
         if settings.strict:
             check_every_row(source, found, preparer, ui.notice)
-        with _open_journal(settings, source, found, paths, constraint) as journal:
+        manifest = _manifest(settings, source, rows, found.num_rows, constraint)
+        with _open_journal(settings, manifest, rows, paths) as journal:
             clear_leftovers(paths)
-            _tell_resumed(journal, found, ui)
+            _tell_resumed(journal, rows, ui)
             if journal.is_complete and journal.num_resumed and paths is not None:
                 stats = read_stats(paths, journal)
                 if stats is not None:
-                    return _finish(paths, found, journal, stats, ui)
-            unfinished = Unfinished(source, found.num_rows, journal.finished_rows())
+                    return _finish(settings, paths, found, journal, stats, ui)
+            unfinished = Unfinished(source, rows, journal.finished_rows())
             batch_model = None if paths is not None and paths.is_parquet else settings.model_names[0]
             if settings.uses_workers:
                 from pagedbatch.job.workers.plan import EnginePlan
@@ -120,7 +125,7 @@ def run_job(settings: RunSettings, ui: Ui) -> JobResult:
                 answers = AnswerWriter(RecordWriter(text.tokenizer), batch_model)
                 opened = nullcontext(OneProcess(settings, preparer, answers, open_device_side(settings, text)))
             with opened as engines:
-                run = _Run(settings, source, found, paths, journal, text, unfinished, engines, began)
+                run = _Run(settings, source, found, manifest, paths, journal, text, unfinished, engines, began)
                 return run.run(ui, interrupts)
 
 
@@ -135,13 +140,22 @@ def read_options(settings: RunSettings) -> ReadOptions:
     )
 
 
-def _finish(paths: OutputPaths | None, found: Survey, journal: Journal, stats: dict[str, Any], ui: Ui) -> JobResult:
+def _finish(
+    settings: RunSettings,
+    paths: OutputPaths | None,
+    found: Survey,
+    journal: Journal,
+    stats: dict[str, Any],
+    ui: Ui,
+) -> JobResult:
     """Writes the output of a run whose rows are all finished and whose stats are written.
 
-    The journal is kept where error rows can be retried, or a higher limit would go on from there.
+    The journal is kept where error rows can be retried, or a higher limit would go on from there: not that of a shard,
+    whose rows would be others.
     """
+    goes_on = found.is_cut and settings.shard is None
     # Last: while the journal is there, everything can be done again.
-    write_output(paths, journal, keep_journal=journal.num_error > 0 or found.is_cut)
+    write_output(paths, journal, keep_journal=journal.num_error > 0 or goes_on)
     if journal.num_error and paths is not None:
         ui.notice(f"{journal.num_error} rows are errors: the same command with --retry-errors runs these again")
     return JobResult(EXIT_ROWS_FAILED if journal.num_error else 0, stats, paths)
@@ -154,6 +168,7 @@ class _Run:
     settings: RunSettings
     source: Source
     found: Survey
+    manifest: Manifest
     paths: OutputPaths | None
     journal: Journal
     text: TextSide
@@ -163,7 +178,7 @@ class _Run:
 
     def run(self, ui: Ui, interrupts: Interrupts) -> JobResult:
         interrupts.deferred = True
-        with ui.open_view(self.found.num_rows, self.journal.num_resumed) as view:
+        with ui.open_view(len(self.unfinished.rows), self.journal.num_resumed) as view:
             try:
                 self.engines.run(self.unfinished, self._deliver, view, interrupts)
                 if not self.journal.is_complete and not interrupts.requested:
@@ -177,7 +192,7 @@ class _Run:
         try:
             write_stats(self.paths, stats)
             if self.journal.is_complete:
-                return _finish(self.paths, self.found, self.journal, stats, ui)
+                return _finish(self.settings, self.paths, self.found, self.journal, stats, ui)
             self.journal.sync()
         except RunError:
             ui.notice(self._resume_hint())
@@ -191,53 +206,61 @@ class _Run:
     def _stats(self) -> dict[str, Any]:
         totals = self.engines.totals
         first_step_at = totals.first_step_at
-        return build_stats(
+        stats = build_stats(
             settings=describe_settings(
                 self.settings, self.text.params, self.text.defaults.generation, used=self.engines.used()
             ),
-            num_rows=self.found.num_rows,
+            num_rows=len(self.unfinished.rows),
             journal=self.journal,
             totals=totals,
             startup_seconds=(time.perf_counter() if first_step_at is None else first_step_at) - self.began,
             account=self.engines.account(),
             workers=self.engines.workers(),
         )
+        if self.settings.shard is not None:
+            stats["shard"] = describe_shard(self.manifest, self.unfinished.rows, self.found.num_rows)
+        return stats
 
     def _resume_hint(self) -> str:
-        finished = f"{self.journal.num_finished} of {self.found.num_rows} rows are finished"
+        finished = f"{self.journal.num_finished} of {len(self.unfinished.rows)} rows are finished"
         if self.paths is None:
             return f"{finished}, and lost: --output - can't be resumed"
         return f"{finished} and kept in {self.paths.journal}: the same command goes on from there"
 
 
-def _open_journal(
-    settings: RunSettings, source: Source, found: Survey, paths: OutputPaths | None, constraint: ConstraintSource | None
-) -> Journal:
+def _manifest(
+    settings: RunSettings, source: Source, rows: range, num_rows: int, constraint: ConstraintSource | None
+) -> Manifest:
     params = asdict(resolve({}, settings.generation))
-    manifest = Manifest(
+    return Manifest(
         input=source.content,
         model=ModelIdentity(settings.model, model_fingerprint(settings.model)),
         settings={name: getattr(settings, name) for name in _RESULT_SETTINGS}
         | {name: params[name] for name in settings.generation}
-        | ({} if constraint is None else {"constraint": constraint.fingerprint}),
+        | ({} if constraint is None else {"constraint": constraint.fingerprint})
+        | shard_settings(settings.shard, rows, num_rows),
         versions=versions(),
     )
+
+
+def _open_journal(settings: RunSettings, manifest: Manifest, rows: range, paths: OutputPaths | None) -> Journal:
     if paths is None:
-        return Journal.temporary(manifest, num_rows=found.num_rows)
+        return Journal.temporary(manifest, num_rows=len(rows))
     return Journal.open(
         paths.journal,
         manifest,
-        num_rows=found.num_rows,
+        num_rows=len(rows),
+        first_row=rows.start,
         restart=settings.restart,
         retry_errors=settings.retry_errors,
     )
 
 
-def _tell_resumed(journal: Journal, found: Survey, ui: Ui) -> None:
+def _tell_resumed(journal: Journal, rows: range, ui: Ui) -> None:
     if journal.num_retried:
         ui.notice(f"{journal.num_retried} error rows run again")
     if journal.num_resumed:
-        ui.notice(f"resuming: {journal.num_resumed} of {found.num_rows} rows are finished already")
+        ui.notice(f"resuming: {journal.num_resumed} of {len(rows)} rows are finished already")
         mine = versions()
         changed = [f"{name} {was} -> {mine.get(name)}" for name, was in journal.stored_versions.items()
                    if mine.get(name) != was]  # fmt: skip

@@ -17,7 +17,6 @@ The journal is locked while it is open, so that two runs can't share an output.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import tempfile
@@ -32,6 +31,7 @@ from typing import Any, Self
 from pagedbatch.errors import RunError, UsageError
 from pagedbatch.job.durable import sync_folder, write_at
 from pagedbatch.job.journal_lines import BEGINNING, FINISHED_ROW, FORMAT, MANIFEST_ROW, Entry, Manifest, seal, unseal
+from pagedbatch.job.locking import open_locked
 
 #: A power cut loses no more than this: so long, or so many rows, may stand written and not yet on the disk.
 _SYNC_SECONDS = 1.0
@@ -44,13 +44,14 @@ _NOT_FINISHED, _OK, _ERROR = range(3)
 class Journal:
     """An open, locked journal. `num_ok` and `num_error` count its rows, `num_resumed` those found at the start.
 
-    Memory: nine bytes a row.
+    Its rows are those from `first_row` on. Memory: nine bytes a row.
     """
 
-    def __init__(self, descriptor: int, path: Path | None, num_rows: int) -> None:
+    def __init__(self, descriptor: int, path: Path | None, num_rows: int, first_row: int = 0) -> None:
         self._descriptor = descriptor
         self._path = path
         self._end = 0
+        self._first_row = first_row
         self._offsets = array("q", bytes(8 * num_rows))
         self._states = bytearray(num_rows)
         self._num_unsynced = 0
@@ -67,12 +68,19 @@ class Journal:
 
     @classmethod
     def open(
-        cls, path: Path, manifest: Manifest, *, num_rows: int, restart: bool = False, retry_errors: bool = False
+        cls,
+        path: Path,
+        manifest: Manifest,
+        *,
+        num_rows: int,
+        first_row: int = 0,
+        restart: bool = False,
+        retry_errors: bool = False,
     ) -> Journal:
         """Opens the journal at `path`, and takes up what a run with the same manifest left there.
 
-        Rows past `num_rows` stay in the journal and are left out of everything else. `retry_errors` takes error rows
-        for not finished.
+        Its rows are `num_rows` from `first_row` on; others stay in the journal and are left out of everything else.
+        `retry_errors` takes error rows for not finished.
 
         Raises:
             UsageError: another run has it open, it can't be written, it is damaged, or it belongs to other settings.
@@ -80,7 +88,7 @@ class Journal:
         if finished_name(path).exists() and not path.exists():
             with suppress(OSError):  # another run was first
                 finished_name(path).replace(path)
-        journal = cls(_open_locked(path), path, num_rows)
+        journal = cls(open_locked(path), path, num_rows, first_row)
         try:
             if restart:
                 os.ftruncate(journal._descriptor, 0)
@@ -115,7 +123,7 @@ class Journal:
         self.close()
 
     def __contains__(self, row: int) -> bool:
-        return self._states[row] != _NOT_FINISHED
+        return self._states[row - self._first_row] != _NOT_FINISHED
 
     @property
     def num_finished(self) -> int:
@@ -165,10 +173,10 @@ class Journal:
         Raises:
             RunError: a line that was whole before is not any more.
         """
-        for row, state in enumerate(self._states):
+        for row, (state, offset) in enumerate(zip(self._states, self._offsets, strict=True), self._first_row):
             if state == _NOT_FINISHED:
                 continue
-            entry = unseal(self._line_at(self._offsets[row]))
+            entry = unseal(self._line_at(offset))
             if entry is None or entry.row != row:
                 raise RunError(f"{self._name}: the line of row {row} is damaged: run again")
             yield entry.record
@@ -200,6 +208,10 @@ class Journal:
             with suppress(OSError):  # what is left over makes the next run write the same output again
                 self._path.unlink(missing_ok=True)
         self._release()
+
+    @property
+    def _rows(self) -> range:
+        return range(self._first_row, self._first_row + len(self._states))
 
     @property
     def _name(self) -> str:
@@ -272,11 +284,11 @@ class Journal:
                 self._is_finished = entry.row == FINISHED_ROW
                 if entry.row == MANIFEST_ROW:
                     stored = self._read_manifest(entry)
-                elif 0 <= entry.row < len(self._states):
+                elif 0 <= entry.row - self._first_row < len(self._states):
                     self._enter(entry.row, offset, entry.ok)
         differences = manifest.differences(stored)
         if differences and self._is_finished:
-            self._forget(range(len(self._states)))
+            self._forget(self._rows)
             self._begin(manifest)
             return
         if differences:
@@ -288,7 +300,7 @@ class Journal:
         os.fsync(self._descriptor)
         if retry_errors:
             self.num_retried = self.num_error
-            self._forget(row for row, state in enumerate(self._states) if state == _ERROR)
+            self._forget(row for row, state in enumerate(self._states, self._first_row) if state == _ERROR)
         self.num_resumed = self.num_finished
 
     def _lines(self) -> Iterator[tuple[int, bytes, Entry | None]]:
@@ -317,39 +329,20 @@ class Journal:
 
     def _enter(self, row: int, offset: int, ok: bool) -> None:
         self._set_state(row, _OK if ok else _ERROR)
-        self._offsets[row] = offset
+        self._offsets[row - self._first_row] = offset
 
     def _forget(self, rows: Iterable[int]) -> None:
         for row in rows:
             self._set_state(row, _NOT_FINISHED)
 
     def _set_state(self, row: int, state: int) -> None:
-        before = self._states[row]
+        place = row - self._first_row
+        before = self._states[place]
         self.num_ok += (state == _OK) - (before == _OK)
         self.num_error += (state == _ERROR) - (before == _ERROR)
-        self._states[row] = state
+        self._states[place] = state
 
 
 def finished_name(path: Path) -> Path:
     """Where the journal at `path` stays once its run is finished, for error rows or a higher limit to go on from."""
     return path.with_suffix(".finished")
-
-
-def _open_locked(path: Path) -> int:
-    """Opens and locks `path`. Locking again when the file was replaced meanwhile: its owner removes it at the end."""
-    while True:
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise UsageError(f"can't write {path}: {error.strerror}") from None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(descriptor)
-            if isinstance(error, BlockingIOError):
-                raise UsageError(f"{path} is in use: another run writes the same output") from None
-            raise UsageError(f"{path} can't be locked: {error.strerror}") from None
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), path.stat()):
-                return descriptor
-        os.close(descriptor)

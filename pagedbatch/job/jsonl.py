@@ -36,9 +36,12 @@ _READABLE_ID = re.compile(rb'\{\s*"(?:custom_)?id"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d
 _TYPED_COLUMNS = frozenset(READERS) - {"stop"} | {"messages", "prompt_token_ids", "priority"}
 
 
-def read_jsonl(stream: BinaryIO, *, max_line_bytes: int) -> Iterator[RawRow]:
-    """The rows of a JSON Lines stream. Blank lines are none; a broken line is an error row and the reading goes on."""
-    number = 0
+def read_jsonl(stream: BinaryIO, *, max_line_bytes: int, first: int = 0) -> Iterator[RawRow]:
+    """The rows of a JSON Lines stream. Blank lines are none; a broken line is an error row and the reading goes on.
+
+    Rows before `first` are counted and not parsed.
+    """
+    number = index = 0
     while True:
         try:
             raw = stream.readline(max_line_bytes + 1)
@@ -49,15 +52,21 @@ def read_jsonl(stream: BinaryIO, *, max_line_bytes: int) -> Iterator[RawRow]:
                 raw = raw[:_READABLE_BYTES]
                 _skip_line(stream)
         except STREAM_ERRORS as error:
-            yield RawRow(line=number + 1, error=f"the input breaks off here: {error}")
+            if index >= first:
+                yield RawRow(line=number + 1, error=f"the input breaks off here: {error}")
             return
         number += 1
         if number == 1:
             raw = raw.removeprefix(codecs.BOM_UTF8)
-        if not whole:
-            yield _broken(raw, number, f"longer than {max_line_bytes} bytes (--max-line-bytes)")
-        elif raw.strip(_WHITE_SPACE):
+        if whole and not raw.strip(_WHITE_SPACE):
+            continue
+        index += 1
+        if index <= first:
+            continue
+        if whole:
             yield _parse_line(raw, number)
+        else:
+            yield _broken(raw, number, f"longer than {max_line_bytes} bytes (--max-line-bytes)")
 
 
 def _skip_line(stream: BinaryIO) -> None:

@@ -39,23 +39,26 @@ _DUPLICATES_LISTED = 3
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An opened input. `read` begins a new pass over its rows; `columns` is None where each row has its own.
+    """An opened input. `read` begins a new pass over its rows from a given one on, and parses none before it.
+
+    `columns` is None where each row has its own.
 
     `spool` keeps the copy of a stream alive.
     """
 
     content: Content
     columns: tuple[str, ...] | None
-    read: Callable[[], Iterator[RawRow]]
+    read: Callable[[int], Iterator[RawRow]]
     spool: Any = None
 
     @property
     def name(self) -> str:
         return self.content.name
 
-    def rows(self, limit: int | None = None) -> Iterator[Row]:
-        """A new pass over the first `limit` rows."""
-        for index, raw in enumerate(islice(self.read(), limit)):
+    def rows(self, limit: int | None = None, *, first: int = 0) -> Iterator[Row]:
+        """A new pass over the first `limit` rows, without those before row `first`."""
+        num_rows = None if limit is None else max(0, limit - first)
+        for index, raw in enumerate(islice(self.read(first), num_rows), first):
             yield place_row(raw, index)
 
 
@@ -225,19 +228,24 @@ def _open_regular_file(name: str, path: Path, options: ReadOptions, spool: Any) 
     if magic == b"PAR1":
         with open_parquet(path) as parquet:
             columns = tuple(parquet.schema_arrow.names)
-        return Source(file_content(name, path, may_grow=False), columns, lambda: read_parquet(path), spool)
+        return Source(file_content(name, path, may_grow=False), columns, lambda first: read_parquet(path, first), spool)
     head = _head(name, path)
     content = file_content(name, path, may_grow=not is_compressed(magic))
     most = options.max_line_bytes
     if _is_csv(name, head):
         columns = tuple(csv_columns(open_stream(path)))
-        return Source(content, columns, lambda: read_csv(open_stream(path), max_line_bytes=most), spool)
-    return Source(content, None, lambda: _read_jsonl(path, most), spool)
+        return Source(content, columns, lambda first: _read_csv(path, most, first), spool)
+    return Source(content, None, lambda first: _read_jsonl(path, most, first), spool)
 
 
-def _read_jsonl(path: Path, max_line_bytes: int) -> Iterator[RawRow]:
+def _read_jsonl(path: Path, max_line_bytes: int, first: int) -> Iterator[RawRow]:
     with open_stream(path) as stream:
-        yield from read_jsonl(stream, max_line_bytes=max_line_bytes)
+        yield from read_jsonl(stream, max_line_bytes=max_line_bytes, first=first)
+
+
+def _read_csv(path: Path, max_line_bytes: int, first: int) -> Iterator[RawRow]:
+    """Where a row of CSV begins only its reader can tell, so that those before `first` are read and dropped."""
+    return islice(read_csv(open_stream(path), max_line_bytes=max_line_bytes), first, None)
 
 
 def _head(name: str, path: Path) -> bytes:
@@ -288,4 +296,4 @@ def _load_dataset(name: str, options: ReadOptions) -> Source:
 
 def _dataset_source(name: str, dataset: Any) -> Source:
     content = Content(name, dataset.num_rows, (str(dataset._fingerprint),))
-    return Source(content, tuple(dataset.column_names), lambda: read_dataset(dataset))
+    return Source(content, tuple(dataset.column_names), lambda first: read_dataset(dataset, first))

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from pagedbatch.config import PreemptionMode
 from pagedbatch.errors import ParamError, UsageError
+from pagedbatch.job.shard import Shard
 from pagedbatch.params import READERS as GENERATION_READERS
 from pagedbatch.params import GenerationParams, resolve
 
@@ -48,6 +49,7 @@ class RunSettings:
     regex: str | None = None
     grammar: str | None = None
     limit: int | None = None
+    shard: str | None = None
     allow_duplicate_ids: bool = False
     served_model_name: str | None = None
     max_line_bytes: int = 64 * 2**20
@@ -170,6 +172,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "regex": _text,
     "grammar": _text,
     "limit": _count,
+    "shard": lambda _, value: str(Shard.parse(value)),
     "allow_duplicate_ids": _switch,
     "served_model_name": _text,
     "max_line_bytes": _line_size,

@@ -30,8 +30,8 @@ def open_parquet(path: Path) -> Any:
         raise UsageError(f"{path} is not a readable Parquet file: {first_line(error)}") from None
 
 
-def read_parquet(path: Path) -> Iterator[RawRow]:
-    """The rows of a Parquet file, a batch in memory at a time.
+def read_parquet(path: Path, first: int = 0) -> Iterator[RawRow]:
+    """The rows of a Parquet file from row `first` on, a batch in memory at a time.
 
     Raises:
         UsageError: the file is damaged.
@@ -40,20 +40,22 @@ def read_parquet(path: Path) -> Iterator[RawRow]:
 
     with open_parquet(path) as file:
         try:
-            yield from read_batches(file.iter_batches(batch_size=_BATCH_ROWS))
+            yield from read_batches(file.iter_batches(batch_size=_BATCH_ROWS), first)
         except (pyarrow.ArrowException, OSError) as error:
             raise UsageError(f"{path} is a damaged Parquet file: {first_line(error)}") from None
 
 
-def read_dataset(dataset: Any) -> Iterator[RawRow]:
-    """The rows of a `datasets.Dataset`: as stored, so that images and audio are not decoded."""
-    yield from read_batches(dataset.with_format("arrow").iter(batch_size=_BATCH_ROWS))
+def read_dataset(dataset: Any, first: int = 0) -> Iterator[RawRow]:
+    """The rows of a `datasets.Dataset` from `first` on: as stored, so that images and audio are not decoded."""
+    yield from read_batches(dataset.with_format("arrow").iter(batch_size=_BATCH_ROWS), first)
 
 
-def read_batches(batches: Iterable[Any]) -> Iterator[RawRow]:
+def read_batches(batches: Iterable[Any], first: int = 0) -> Iterator[RawRow]:
+    """The rows of Arrow tables; those before `first` never become Python objects."""
     for batch in batches:
-        for fields in batch.to_pylist():
+        for fields in batch.slice(first).to_pylist() if first < batch.num_rows else ():
             yield RawRow(fields)
+        first = max(0, first - batch.num_rows)
 
 
 def open_saved_dataset(folder: Path, split: str | None) -> Any:

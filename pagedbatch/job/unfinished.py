@@ -11,10 +11,10 @@ from pagedbatch.job.rows import Row
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """The first `num_rows` rows of `source` without those that are finished: `finished` has a byte a row, 0 if not."""
+    """Those `rows` of `source` that are not finished: `finished` has a byte for each of `rows`, 0 if not."""
 
     source: Source
-    num_rows: int
+    rows: range
     finished: bytes
 
     @property
@@ -22,4 +22,5 @@ class Unfinished:
         return self.finished.count(0)
 
     def __iter__(self) -> Iterator[Row]:
-        return (row for row in self.source.rows(self.num_rows) if not self.finished[row.index])
+        mine = self.source.rows(self.rows.stop, first=self.rows.start)
+        return (row for row in mine if not self.finished[row.index - self.rows.start])

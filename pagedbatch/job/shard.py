@@ -1,0 +1,79 @@
+"""`--shard I/N`: which rows of an input a run answers, and what it notes for `pagedbatch merge`. Reads no file."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Self
+
+from pagedbatch.errors import UsageError
+from pagedbatch.job.journal_lines import Manifest
+
+_FORM = re.compile(r"(\d{1,9})/(\d{1,9})")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Slice `index` of `count`, counted from 0: as an array of Slurm jobs from 0 counts its tasks."""
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, value: Any) -> Self:
+        """The shard that `I/N` names.
+
+        Raises:
+            UsageError: it names none.
+        """
+        form = _FORM.fullmatch(value) if isinstance(value, str) else None
+        if form is None:
+            raise UsageError(f"--shard must be I/N, such as 0/4 for the first of four, got {value!r}")
+        index, count = int(form[1]), int(form[2])
+        if index >= count:
+            last = f"the last of {count} is {count - 1}/{count}" if count else "there must be at least one"
+            raise UsageError(f"--shard {value}: shards count from 0, and {last}")
+        return cls(index, count)
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+    def rows(self, num_rows: int) -> range:
+        """Its rows of an input of `num_rows`: neighbours, so that shared prefixes mostly stay in one shard.
+
+        Every row is in exactly one of the `count` shards, and their sizes differ by at most one.
+        """
+        return range(self.index * num_rows // self.count, (self.index + 1) * num_rows // self.count)
+
+
+def rows_to_run(shard: str | None, num_rows: int) -> range:
+    """The rows that a run answers, of an input of `num_rows`: without a shard, all."""
+    return range(num_rows) if shard is None else Shard.parse(shard).rows(num_rows)
+
+
+def shard_settings(shard: str | None, rows: range, num_rows: int) -> dict[str, str]:
+    """What a shard adds to the settings that results depend on. Where the input grows, its rows are others."""
+    return {} if shard is None else {"shard": shard, "rows": f"{name_rows(rows)} of {num_rows}"}
+
+
+def name_rows(rows: range) -> str:
+    """`3-7`, both ends included."""
+    if not rows:
+        return "none"
+    return f"{rows[0]}-{rows[-1]}" if len(rows) > 1 else str(rows[0])
+
+
+def describe_shard(manifest: Manifest, rows: range, num_rows: int) -> dict[str, Any]:
+    """The section `shard` of the stats: which rows these are, and what the results depend on, shards apart."""
+    content = manifest.input
+    stored = manifest.stored()
+    settings = {name: value for name, value in stored["settings"].items() if name not in ("shard", "rows")}
+    return {
+        "shard": manifest.settings["shard"],
+        "first_row": rows.start,
+        "num_rows": len(rows),
+        "of_rows": num_rows,
+        "input": {"name": content.name, "size": content.size, "hash": content.digest()},
+        "model": stored["model"],
+        "settings": settings,
+    }
