@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle
 from typing import cast
 
 import torch
 from pagedbatch_kernels import reference
 from pagedbatch_kernels.cpu.backend import CpuBackend
-from pagedbatch_kernels.interface import AttentionBatch, AttentionShape, Backend, SharedPrefixes
+from pagedbatch_kernels.interface import AttentionBatch, AttentionShape, Backend, CacheShape, SharedPrefixes
 from pagedbatch_kernels.prefix_groups import find_prefix_groups
 from torch import Tensor
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_SIZE, BLOCK_SIZE = 9, 3, 64, 16
+#: As in a model, other layers' caches pass between two calls on one: nothing is left of it in the CPU's caches.
+NUM_LAYERS = 4
 CPU = torch.device("cpu")
 REFERENCE = cast(Backend, reference)
 REPEATS = 5
@@ -38,19 +41,20 @@ class Workload:
 def workloads() -> list[Workload]:
     rng = random.Random(0)
     return [
-        Workload("decode, 64 sequences of about 200", [(rng.randrange(150, 250), 1) for _ in range(64)]),
+        Workload("decode, 64 sequences of 200 to 280", [(rng.randrange(200, 281), 1) for _ in range(64)]),
         Workload("decode, 4 sequences of 4,000", [(4000, 1)] * 4),
         Workload("prefill, 8 prompts of 220", [(220, 220)] * 8),
+        Workload("prefill, 8 prompts of 1,650", [(1650, 1650)] * 8),
         Workload("prefill, a chunk of 512 after 1,500", [(2012, 512)]),
         Workload(
-            "decode, 8 groups x 8 rows sharing 220",
-            [(220 + rng.randrange(8, 64), 1) for _ in range(64)],
+            "decode, 16 groups x 8 rows sharing 220",
+            [(220 + rng.randrange(8, 64), 1) for _ in range(128)],
             group=8,
             shared_len=220,
         ),
         Workload(
-            "decode, 16 groups x 8 rows sharing 1,650",
-            [(1650 + rng.randrange(8, 64), 1) for _ in range(128)],
+            "decode, 8 groups x 8 rows sharing 1,650",
+            [(1650 + rng.randrange(8, 64), 1) for _ in range(64)],
             group=8,
             shared_len=1650,
         ),
@@ -58,16 +62,16 @@ def workloads() -> list[Workload]:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """One layer's query, cache and batch, the batch once plain and once with its prefixes as the kernel gates them."""
+class Work:
+    """A query, the caches of NUM_LAYERS and a batch, once plain and once with its prefixes as the kernel gates them."""
 
     query: Tensor
-    cache: Tensor
+    caches: Tensor
     plain: AttentionBatch
     gated: AttentionBatch
 
 
-def layer(workload: Workload, dtype: torch.dtype, backend: CpuBackend) -> Layer:
+def work(workload: Workload, dtype: torch.dtype, backend: CpuBackend) -> Work:
     rng = random.Random(1)
     num_blocks = [-(-seq_len // BLOCK_SIZE) for seq_len, _ in workload.lens]
     free = list(range(sum(num_blocks)))
@@ -76,7 +80,9 @@ def layer(workload: Workload, dtype: torch.dtype, backend: CpuBackend) -> Layer:
     for row, count in enumerate(num_blocks):
         shared = tables[-1][: workload.shared_len // BLOCK_SIZE] if row % workload.group else []
         tables.append([*shared, *(free.pop() for _ in range(count - len(shared)))])
-    cache = torch.randn(2, sum(num_blocks), BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE).to(dtype)
+    shape = CacheShape(NUM_LAYERS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE)
+    caches = backend.allocate_cache(shape, sum(num_blocks), dtype, CPU)
+    caches.copy_(torch.randn(caches.shape[1:]))
 
     query_lens = [query_len for _, query_len in workload.lens]
     context_lens = [seq_len - query_len for seq_len, query_len in workload.lens]
@@ -96,7 +102,7 @@ def layer(workload: Workload, dtype: torch.dtype, backend: CpuBackend) -> Layer:
     groups = find_prefix_groups(tables, query_lens, context_lens, BLOCK_SIZE, costs)
     shared_prefixes = SharedPrefixes.from_groups(groups, tables, starts, BLOCK_SIZE, CPU)
     query = torch.randn(starts[-1], NUM_HEADS, HEAD_SIZE).to(dtype)
-    return Layer(query, cache, plain, replace(plain, shared_prefixes=shared_prefixes))
+    return Work(query, caches, plain, replace(plain, shared_prefixes=shared_prefixes))
 
 
 def milliseconds(call: Callable[[], object]) -> float:
@@ -116,13 +122,13 @@ def main() -> None:
     print(f"{'':44}{'torch':>10}{'plain':>10}{'ratio':>8}{'gated':>10}{'ratio':>8}")
     for workload in workloads():
         for dtype in (torch.float32, torch.bfloat16):
-            one = layer(workload, dtype, backend)
-            # As in a model, whose other layers' caches pass between two calls: nothing is left in the CPU's caches.
-            copies = [one.cache, one.cache.clone(), one.cache.clone(), one.cache.clone()]
+            one = work(workload, dtype, backend)
+            layer_caches = cycle(one.caches)
 
-            def attend(of: Backend, batch: AttentionBatch, one: Layer = one, copies: list[Tensor] = copies) -> None:
-                copies.append(copies.pop(0))
-                of.paged_attention(one.query, copies[0], batch, scale=HEAD_SIZE**-0.5)
+            def attend(
+                of: Backend, batch: AttentionBatch, query: Tensor = one.query, caches: Iterator[Tensor] = layer_caches
+            ) -> None:
+                of.paged_attention(query, next(caches), batch, scale=HEAD_SIZE**-0.5)
 
             torch_ms, plain_ms, gated_ms = (
                 milliseconds(partial(attend, of, batch))

@@ -5,6 +5,7 @@
 // a border too, where the row's own pass goes on from the state that the shared pass left.
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -13,8 +14,14 @@
 namespace pagedbatch {
 namespace {
 
-//! Query rows (tokens x query heads of a KV head) of a piece: enough that packing the keys costs little beside them.
-constexpr int TILE_ROWS = 64;
+//! Query rows (tokens x query heads of a KV head) of a piece: enough that packing the keys costs little beside them, and
+//! no more than leave each thread several pieces.
+constexpr int FEW_ROWS = 64, MANY_ROWS = 192;
+
+int tile_rows(const Step& step) {
+  const int64_t num_rows = int64_t(step.num_tokens) * step.num_heads;
+  return num_rows >= int64_t(8) * MANY_ROWS * step.num_threads ? MANY_ROWS : FEW_ROWS;
+}
 
 //! Tokens [first_token, first_token + num_tokens) of the step, and the keys to read for them.
 struct Run {
@@ -28,7 +35,7 @@ struct Run {
 
 void add_pieces(const Step& step, const Run& run, int window, std::vector<Piece>& pieces) {
   const int queries_per_kv = step.num_heads / step.num_kv_heads;
-  const int tile_tokens = std::max(1, TILE_ROWS / queries_per_kv);
+  const int tile_tokens = std::max(1, tile_rows(step) / queries_per_kv);
   for (int done = 0; done < run.num_tokens; done += tile_tokens) {
     Piece piece;
     piece.block_table = run.block_table;
@@ -41,7 +48,7 @@ void add_pieces(const Step& step, const Run& run, int window, std::vector<Piece>
     piece.stays = run.stays;
     // A token's KV heads are neighbours in memory: together where the rows are few and other threads have work too.
     const bool many = step.num_seqs >= 4 * step.num_threads;
-    const int together = many ? std::max(1, TILE_ROWS / (piece.num_tokens * queries_per_kv)) : 1;
+    const int together = many ? std::max(1, FEW_ROWS / (piece.num_tokens * queries_per_kv)) : 1;
     for (int head = 0; head < step.num_kv_heads; head += together) {
       piece.kv_head = head;
       piece.num_kv_heads = std::min(together, step.num_kv_heads - head);
@@ -83,18 +90,22 @@ void attend(const Step& step, std::vector<Piece> pieces, float* states) {
     return int64_t(one.end - one.begin) * one.num_tokens > int64_t(other.end - other.begin) * other.num_tokens;
   });
   const int count = pieces.size();
+  std::atomic<int> taken{0};
 #pragma omp parallel num_threads(step.num_threads) if (count > 1)
   {
     Tile<T> tile(step);
-#pragma omp for schedule(dynamic, 1)
-    for (int i = 0; i < count; ++i) tile.attend(pieces[i], states);
+    // A thread takes its next piece before it begins one, so that it can fetch what that needs.
+    for (int i = taken++, next; i < count; i = next) {
+      next = taken++;
+      tile.attend(pieces[i], next < count ? &pieces[next] : nullptr, states);
+    }
   }
 }
 
 template <class T>
 void attend(const Step& step) {
   std::unique_ptr<float[]> states;
-  if (step.num_runs) states.reset(new float[int64_t(step.num_tokens) * step.num_heads * state_size(step)]);
+  if (step.num_runs) states.reset(new float[int64_t(step.num_tokens) * step.num_heads * state_size<T>(step)]);
   attend<T>(step, prefix_pieces(step), states.get());
   attend<T>(step, sequence_pieces(step), states.get());
 }

@@ -8,7 +8,10 @@ attention.cpp. float16 is left to the reference.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import math
+import mmap
 from collections.abc import Callable
 
 import torch
@@ -19,8 +22,8 @@ from pagedbatch_kernels.cpu.build import load_library
 from pagedbatch_kernels.interface import AttentionBatch, AttentionShape, CacheShape, SharedPrefixes
 from pagedbatch_kernels.prefix_groups import PrefixCosts
 
-_CHUNK = 64  #: of tile.h: a prefix is shared as far as it fills whole chunks
-_TILE_ROWS = 64  #: of attention.cpp
+_CHUNK = 64  #: of chunk.h: a prefix is shared as far as it fills whole chunks
+_TILE_ROWS = 64  #: FEW_ROWS of attention.cpp, what a decode step's pieces have
 _NO_WINDOW = 2**31 - 1  #: of step.h
 
 
@@ -62,8 +65,19 @@ class CpuBackend:
         self._copy_blocks.restype = ctypes.c_bool
 
     def allocate_cache(self, shape: CacheShape, num_blocks: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """See `interface.Backend.allocate_cache`."""
-        return reference.allocate_cache(shape, num_blocks, dtype, device)
+        """See `interface.Backend.allocate_cache`.
+
+        In huge pages where the system has them: blocks lie anywhere, and with small pages most reads of one would also
+        have to look up its address.
+        """
+        size = (shape.num_layers, 2, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_size)
+        num_bytes = math.prod(size) * dtype.itemsize
+        if num_bytes == 0 or not hasattr(mmap, "MADV_HUGEPAGE"):
+            return reference.allocate_cache(shape, num_blocks, dtype, device)
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError):  # a kernel built without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        return torch.frombuffer(memory, dtype=dtype).view(size)
 
     def prefix_costs(self, attention: AttentionShape, device: torch.device) -> PrefixCosts:
         """See `interface.Backend.prefix_costs`.

@@ -18,9 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 SOURCES = ("attention.cpp", "cache.cpp", "layers.cpp", "ranking.cpp", "sampling.cpp")
-HEADERS = ("step.h", "tile.h", "vec.h", "weights.h")
-#: No -ffast-math: masked scores are -inf.
-_FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-shared", "-fPIC", "-fvisibility=default", "-fno-math-errno")
+HEADERS = ("chunk.h", "step.h", "tile.h", "vec.h", "weights.h", "words.h")
+#: No -ffast-math, and no contraction: see vec.h.
+_FLAGS = (
+    *("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno"),
+    *("-fopenmp", "-shared", "-fPIC", "-fvisibility=default"),
+)
 
 
 class BuildError(Exception):

@@ -34,9 +34,9 @@ float log_normaliser(const T* logits, int64_t size) {
     const int64_t end = std::min(size, span + SPAN);
     Vec sums{};
     int64_t i = span;
-    for (; i + LANES <= end; i += LANES) sums += exp_negative(load(logits + i) - top);
+    for (; i + LANES <= end; i += LANES) sums += exp(load(logits + i) - top);
     if (i < end) {
-      const Vec powers = exp_negative(load(logits + i, end - i) - top);
+      const Vec powers = exp(load(logits + i, end - i) - top);
       sums += lane_numbers() < int32_t(end - i) ? powers : Vec{};
     }
     total += sum(sums);

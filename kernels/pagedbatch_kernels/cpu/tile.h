@@ -1,311 +1,242 @@
 // Attention of one tile of query rows: a pass over its keys, a chunk of tokens at a time, with the softmax kept running
 // (Milakov and Gimelshein, 2018; Dao et al., FlashAttention, 2022). Knows one thread.
 //
-// A chunk's keys are transposed into floats first, so that a register holds one element of LANES keys: each score is
-// then a sum in one lane, in order, and all query heads and tokens of the tile use what was read once.
+// In bfloat16 the weights are rounded before they meet the values; their sum is that of the rounded ones, so that a row
+// which sees one token gets its value, exactly.
 
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
-#include "step.h"
-#include "vec.h"
+#include "chunk.h"
 
 namespace pagedbatch {
 
-//! Tokens taken at once. A multiple of every LANES; a larger one leaves more of a shared prefix to each row.
-constexpr int CHUNK = 64;
-//! Query rows whose accumulators stand in registers together.
-constexpr int ROWS = 4;
+//! How far above a row's reference a score may rise before the reference moves there and all sums are rescaled (as in
+//! FlashAttention 4): weights stay below e^8, and most chunks need no rescaling.
+constexpr float SLACK = 8;
 
-constexpr int round_up(int size, int to) { return (size + to - 1) / to * to; }
-
-//! Floats that a query row's state takes between two pieces: its sums over values, largest score and sum of weights.
-inline int64_t state_size(const Step& step) { return step.head_size + 2; }
+//! Floats that a query row's state takes between two pieces: sums over values, of weights a lane each, the reference.
+template <class T>
+int64_t state_size(const Step& step) {
+  return round_up(step.head_size, PER_WORD<T> * LANES) + LANES + 1;
+}
 
 template <class T>
 class Tile {
  public:
   explicit Tile(const Step& step)
-      : step_(step),
-        queries_per_kv_(step.num_heads / step.num_kv_heads),
-        width_(round_up(step.head_size, 2 * LANES)),
-        packed_keys_(CHUNK * width_ / LANES) {}
+      : step_(step), queries_per_kv_(step.num_heads / step.num_kv_heads), chunk_(step), width_(chunk_.width()) {}
 
-  //! Computes `piece`; `states` holds one state a query token and head.
-  void attend(const Piece& piece, float* states) {
+  //! Computes `piece`, and fetches what `next` (or null) begins with; `states` holds one state a query token and head.
+  void attend(const Piece& piece, const Piece* next, float* states) {
     piece_ = piece;
     rows_per_head_ = piece.num_tokens * queries_per_kv_;
     num_rows_ = rows_per_head_ * piece.num_kv_heads;
     make_room();
-    load_queries();
     for (int row = 0; row < num_rows_; ++row) begin_row(row, states);
-    attend_keys();
+    attend_keys(next);
     for (int row = 0; row < num_rows_; ++row) end_row(row, states);
   }
 
  private:
-  //! Where the tokens of a chunk stand.
-  struct Tokens {
-    int chunk;              //!< the first one's number, a multiple of CHUNK
-    int first, last;        //!< of the CHUNK tokens, those that are read
-    int64_t offset[CHUNK];  //!< of each one's first key in the layer's cache
-  };
-
   // Rows lie by KV head, then token, then query head.
   int token(int row) const { return row % rows_per_head_ / queries_per_kv_; }
   int head(int row) const {
     return (piece_.kv_head + row / rows_per_head_) * queries_per_kv_ + row % queries_per_kv_;
   }
-  float* query(int row) { return (float*)query_.data() + row * width_; }
-  float* sums(int row) { return (float*)sums_.data() + row * width_; }
-  float* scores(int row) { return (float*)scores_.data() + row * CHUNK; }
-  float* packed_keys(int element) { return (float*)packed_keys_.data() + element * CHUNK; }
+  uint32_t* query(int row) { return (uint32_t*)query_.data() + row * (width_ / PER_WORD<T>); }
+  float* sums(int row) { return (float*)sums_.data() + row * (width_ + LANES); }
+  float* total(int row) { return sums(row) + width_; }
   float* state(int row, float* states) const {
-    return states + (int64_t(piece_.first_token + token(row)) * step_.num_heads + head(row)) * state_size(step_);
+    return states + (int64_t(piece_.first_token + token(row)) * step_.num_heads + head(row)) * state_size<T>(step_);
   }
 
   void make_room() {
-    if (int(largest_.size()) >= num_rows_) return;
-    query_.resize(num_rows_ * width_ / LANES);
-    sums_.resize(num_rows_ * width_ / LANES);
-    scores_.resize(num_rows_ * CHUNK / LANES);
-    largest_.resize(num_rows_);
-    total_.resize(num_rows_);
-    factor_.resize(num_rows_);
-  }
-
-  void load_queries() {
-    for (int row = 0; row < num_rows_; ++row) {
-      const T* from = (const T*)step_.query + (piece_.first_token + token(row)) * step_.token_stride +
-                      head(row) * step_.head_stride;
-      for (int d = 0; d < step_.head_size; d += LANES) {
-        store(query(row) + d, load(from + d, step_.head_size - d) * step_.scale);
-      }
-    }
+    if (int(reference_.size()) >= num_rows_) return;
+    query_.resize(num_rows_ * (width_ / PER_WORD<T> / LANES));
+    sums_.resize(num_rows_ * (width_ / LANES + 1));
+    reference_.resize(num_rows_);
+    position_.resize(num_rows_);
   }
 
   void begin_row(int row, float* states) {
-    std::memset(sums(row), 0, width_ * sizeof(float));
+    position_[row] = piece_.first_position + token(row);
+    const T* from =
+        (const T*)step_.query + (piece_.first_token + token(row)) * step_.token_stride + head(row) * step_.head_stride;
+    for (int d = 0; d < step_.head_size; d += LANES * PER_WORD<T>) {
+      store(query(row) + d / PER_WORD<T>, load_words(from + d, step_.head_size - d));
+    }
     if (piece_.resumes) {
-      const float* from = state(row, states);
-      std::memcpy(sums(row), from, step_.head_size * sizeof(float));
-      largest_[row] = from[step_.head_size];
-      total_[row] = from[step_.head_size + 1];
+      const float* left = state(row, states);
+      std::memcpy(sums(row), left, (width_ + LANES) * sizeof(float));
+      reference_[row] = left[width_ + LANES];
     } else {
       // A sink is a key seen first, whose value is zero.
-      largest_[row] = step_.sinks ? step_.sinks[head(row)] : -INFINITE;
-      total_[row] = step_.sinks ? 1.0f : 0.0f;
+      std::memset(sums(row), 0, (width_ + LANES) * sizeof(float));
+      *total(row) = step_.sinks ? 1.0f : 0.0f;
+      reference_[row] = step_.sinks ? step_.sinks[head(row)] : -INFINITE;
     }
   }
 
   void end_row(int row, float* states) {
     if (piece_.stays) {
-      float* to = state(row, states);
-      std::memcpy(to, sums(row), step_.head_size * sizeof(float));
-      to[step_.head_size] = largest_[row];
-      to[step_.head_size + 1] = total_[row];
+      float* left = state(row, states);
+      std::memcpy(left, sums(row), (width_ + LANES) * sizeof(float));
+      left[width_ + LANES] = reference_[row];
       return;
     }
     T* to = (T*)step_.output +
             (int64_t(piece_.first_token + token(row)) * step_.num_heads + head(row)) * step_.head_size;
-    for (int d = 0; d < step_.head_size; d += LANES) {
-      store(to + d, load(sums(row) + d) / total_[row], step_.head_size - d);
+    const float all = sum(load(total(row)));
+    for (int d = 0; d < step_.head_size; d += LANES * PER_WORD<T>) {
+      Words words;
+      if constexpr (PER_WORD<T> == 1) {
+        words = (Words)(load(sums(row) + d) / all);
+      } else {
+        words = interleaved(load(sums(row) + d) / all, load(sums(row) + d + LANES) / all);
+      }
+      store_words(to + d, words, step_.head_size - d);
     }
   }
 
-  //! One KV head of one chunk after the other; while one is computed, the next one comes from memory.
-  void attend_keys() {
+  //! One KV head of one chunk after the other.
+  void attend_keys(const Piece* next) {
     // On the grid of chunks from token 0 on, wherever this piece begins: see attention.cpp.
-    Tokens now = find_tokens(piece_.begin / CHUNK * CHUNK);
-    prefetch(now, 0);
-    while (now.chunk < piece_.end) {
-      const Tokens next = find_tokens(now.chunk + CHUNK);
+    Tokens now = find_tokens(step_, piece_, piece_.begin / CHUNK * CHUNK), ahead;
+    for (bool last = false; !last; now = ahead) {
+      last = now.chunk + CHUNK >= piece_.end;
+      if (!last) {
+        ahead = find_tokens(step_, piece_, now.chunk + CHUNK);
+      } else {
+        ahead = next ? find_tokens(step_, *next, next->begin / CHUNK * CHUNK) : Tokens();
+      }
       for (int head = 0; head < piece_.num_kv_heads; ++head) {
-        if (head + 1 < piece_.num_kv_heads) {
-          prefetch(now, head + 1);
-        } else {
-          prefetch(next, 0);
-        }
-        attend_chunk(now, head);
-      }
-      now = next;
-    }
-  }
-
-  Tokens find_tokens(int chunk) const {
-    const int64_t token_stride = int64_t(step_.num_kv_heads) * step_.head_size;
-    Tokens tokens;
-    tokens.chunk = chunk;
-    tokens.first = std::max(piece_.begin - chunk, 0);
-    tokens.last = std::min(piece_.end - chunk, CHUNK);
-    const int32_t* block = piece_.block_table + (chunk + tokens.first) / step_.block_size;
-    int in_block = (chunk + tokens.first) % step_.block_size;
-    for (int i = tokens.first; i < tokens.last; ++i) {
-      tokens.offset[i] = (int64_t(*block) * step_.block_size + in_block) * token_stride;
-      if (++in_block == step_.block_size) {
-        in_block = 0;
-        ++block;
-      }
-    }
-    return tokens;
-  }
-
-  const T* keys(int head) const { return (const T*)step_.layer_cache + (piece_.kv_head + head) * step_.head_size; }
-  const T* values(int head) const {
-    return keys(head) + step_.num_blocks * step_.block_size * step_.num_kv_heads * step_.head_size;
-  }
-
-  //! Inlined by force: GCC takes a function that only prefetches for one without effect, and drops the calls.
-  __attribute__((always_inline)) void prefetch(const Tokens& tokens, int head) const {
-    constexpr int LINE = 64 / sizeof(T);
-    const T *key = keys(head), *value = values(head);
-    for (int i = tokens.first; i < tokens.last; ++i) {
-      for (int d = 0; d < step_.head_size; d += LINE) {
-        __builtin_prefetch(key + tokens.offset[i] + d, 0, 2);
-        __builtin_prefetch(value + tokens.offset[i] + d, 0, 2);
-      }
-    }
-  }
-
-  void attend_chunk(const Tokens& tokens, int head) {
-    const int begin = head * rows_per_head_, end = begin + rows_per_head_;
-    pack_keys(tokens, keys(head));
-    for (int row = begin; row < end; row += ROWS) {
-      with_constant<ROWS>(std::min(ROWS, end - row), [&](auto rows) { score<rows>(row, tokens); });
-    }
-    for (int row = begin; row < end; ++row) weigh(row, tokens);
-    for (int row = begin; row < end; row += ROWS) {
-      with_constant<ROWS>(std::min(ROWS, end - row), [&](auto rows) { add_values<rows>(row, tokens, values(head)); });
-    }
-  }
-
-  //! Transposes keys into `packed_keys(element)[token]`; zeros for tokens outside the piece, which may not be read.
-  void pack_keys(const Tokens& tokens, const T* keys) {
-    constexpr int PER_WORD = 4 / sizeof(T);
-    constexpr int PER_REGISTER = LANES * PER_WORD;
-    for (int group = tokens.first / LANES * LANES; group < tokens.last; group += LANES) {
-      const bool all_tokens = group >= tokens.first && group + LANES <= tokens.last;
-      for (int d = 0; d < step_.head_size; d += PER_REGISTER) {
-        Words words[LANES];
-        if (all_tokens && d + PER_REGISTER <= step_.head_size) {
-#pragma GCC unroll 16
-          for (int lane = 0; lane < LANES; ++lane) {
-            std::memcpy(&words[lane], keys + tokens.offset[group + lane] + d, sizeof(Words));
-          }
-        } else {
-          T padded[LANES][PER_REGISTER] = {};
-          const int count = std::min(PER_REGISTER, step_.head_size - d);
-          for (int i = std::max(group, tokens.first); i < std::min(group + LANES, tokens.last); ++i) {
-            std::copy_n(keys + tokens.offset[i] + d, count, padded[i - group]);
-          }
-          std::memcpy(words, padded, sizeof words);
-        }
-        transpose(words);
-#pragma GCC unroll 16
-        for (int lane = 0; lane < LANES; ++lane) {
-          float* to = packed_keys(d + lane * PER_WORD) + group;
-          if constexpr (PER_WORD == 1) {
-            store(to, (Vec)words[lane]);
-          } else {  // two bfloat16, the first in the lower half
-            store(to, (Vec)(words[lane] << 16));
-            store(to + CHUNK, (Vec)(words[lane] & 0xffff0000u));
-          }
+        const bool more = head + 1 < piece_.num_kv_heads;
+        chunk_.pack(now, head, more ? now : ahead, more ? head + 1 : 0);
+        const int end = (head + 1) * rows_per_head_;
+        for (int row = head * rows_per_head_; row < end; row += ROWS) {
+          with_constant<ROWS>(std::min(ROWS, end - row), [&](auto rows) { attend_rows<rows>(row, now); });
         }
       }
     }
+  }
+
+  //! N rows and the packed chunk: their scores, weights and sums, of no more registers of tokens than one of them sees.
+  template <int N>
+  void attend_rows(int row, const Tokens& tokens) {
+    const int first = first_seen(row, tokens), last = last_seen(row + N - 1, tokens);
+    if (first >= last) return;
+    score<N>(row, first / LANES * LANES, round_up(last, LANES));
+    constexpr int PER_REGISTER = LANES * PER_WORD<T>;
+    const int begin = first / PER_REGISTER * PER_REGISTER, end = round_up(last, PER_REGISTER);
+    // In two rounds, so that what the rows wait for overlaps.
+    for (int n = 0; n < N; ++n) limit(row + n, n, begin, end, tokens);
+    for (int n = 0; n < N; ++n) weigh(row + n, n, begin, end);
+    add_values<N>(row, first, last);
+  }
+
+  //! The chunk's tokens that a row sees: [first_seen, last_seen), both of which grow with the row.
+  int first_seen(int row, const Tokens& tokens) const {
+    return std::max<int64_t>(tokens.first, int64_t(position_[row]) - step_.window + 1 - tokens.chunk);
+  }
+  int last_seen(int row, const Tokens& tokens) const {
+    return std::min(tokens.last, position_[row] + 1 - tokens.chunk);
   }
 
   template <int N>
-  void score(int row, const Tokens& tokens) {
-    const int end = round_up(tokens.last, LANES);
-    for (int i = tokens.first / LANES * LANES; i < end; i += PANEL * LANES) {
+  void score(int row, int begin, int end) {
+    for (int i = begin; i < end; i += PANEL * LANES) {
       with_constant<PANEL>(std::min(PANEL, (end - i) / LANES), [&](auto panel) { score<N, panel>(row, i); });
     }
   }
 
-  //! Scores of N rows and M registers of keys, from key `i` of the chunk on.
+  //! Products of N rows and M registers of keys, from key `i` of the chunk on.
   template <int N, int M>
   void score(int row, int i) {
     Vec dots[N][M] = {};
-    for (int d = 0; d < step_.head_size; ++d) {
-      const float* key = packed_keys(d) + i;
+    for (int word = 0; word < chunk_.num_words(); ++word) {
+      Words key[M];
 #pragma GCC unroll 4
+      for (int m = 0; m < M; ++m) key[m] = load(chunk_.keys(word) + i + m * LANES);
+#pragma GCC unroll 8
       for (int n = 0; n < N; ++n) {
-        const Vec element = broadcast(query(row + n)[d]);
+        const Words element = broadcast(query(row + n)[word]);
 #pragma GCC unroll 4
-        for (int m = 0; m < M; ++m) dots[n][m] += element * load(key + m * LANES);
+        for (int m = 0; m < M; ++m) dots[n][m] = multiply_add<T>(dots[n][m], element, key[m]);
       }
     }
     for (int n = 0; n < N; ++n) {
-      for (int m = 0; m < M; ++m) store(scores(row + n) + i + m * LANES, dots[n][m]);
+      for (int m = 0; m < M; ++m) store(scores_[n] + i + m * LANES, dots[n][m]);
     }
   }
 
-  //! Turns a row's scores into weights, relative to the largest score so far.
-  void weigh(int row, const Tokens& tokens) {
-    const int position = piece_.first_position + token(row);
-    const int first = std::max<int64_t>(tokens.first, int64_t(position) - step_.window + 1 - tokens.chunk);
-    const int last = std::min(tokens.last, position + 1 - tokens.chunk);
-    const int begin = tokens.first / LANES * LANES, end = round_up(tokens.last, LANES);
-    Vec most = broadcast(largest_[row]);
+  //! Turns the `n`-th row's products into scores, -inf for tokens that it does not see, and moves its reference if it must.
+  void limit(int row, int n, int begin, int end, const Tokens& tokens) {
+    const int first = first_seen(row, tokens), last = last_seen(row, tokens);
+    Vec most = broadcast(-INFINITE);
     for (int i = begin; i < end; i += LANES) {
-      Vec values = load(scores(row) + i);
+      Vec values = load(scores_[n] + i) * step_.scale;
       if (step_.softcap > 0) values = tanh(values / step_.softcap) * step_.softcap;
       if (i < first || i + LANES > last) {
         const Ints number = lane_numbers() + i;
         values = (number >= first) & (number < last) ? values : broadcast(-INFINITE);
       }
-      store(scores(row) + i, values);
+      store(scores_[n] + i, values);
       most = larger(most, values);
     }
-    const float largest_now = largest(most);
+    if (any_above(most, reference_[row] + SLACK)) rescale(row, largest(most));
+  }
+
+  //! Turns the `n`-th row's scores into weights, and adds these up.
+  void weigh(int row, int n, int begin, int end) {
     // A row that has seen nothing yet, as all lies outside its window: -inf - -inf would be NaN.
-    const float subtract = largest_now == -INFINITE ? 0.0f : largest_now;
-    Vec sum_now{};
-    for (int i = begin; i < end; i += LANES) {
-      const Vec weights = exp_negative(load(scores(row) + i) - subtract);
-      store(scores(row) + i, weights);
-      sum_now += weights;
+    const float subtract = reference_[row] == -INFINITE ? 0.0f : reference_[row];
+    Vec total_now = load(total(row));
+    for (int i = begin; i < end; i += LANES * PER_WORD<T>) {
+      Vec weights[PER_WORD<T>];
+      for (int part = 0; part < PER_WORD<T>; ++part) {
+        weights[part] = exp<T>(load(scores_[n] + i + part * LANES) - subtract);
+      }
+      const Words words = rounded(weights);
+      store(weights_[n] + i / PER_WORD<T>, words);
+      total_now = multiply_add<T>(total_now, words, broadcast(ONES<T>));
     }
-    factor_[row] = exp_negative(broadcast(largest_[row] - subtract))[0];
-    total_[row] = total_[row] * factor_[row] + sum(sum_now);
-    largest_[row] = largest_now;
+    store(total(row), total_now);
+  }
+
+  void rescale(int row, float reference) {
+    const Vec factor = exp(broadcast(reference_[row] - reference));
+    for (int d = 0; d <= width_; d += LANES) store(sums(row) + d, load(sums(row) + d) * factor);
+    reference_[row] = reference;
   }
 
   template <int N>
-  void add_values(int row, const Tokens& tokens, const T* values) {
-    const int end = round_up(step_.head_size, LANES);
-    for (int d = 0; d < end; d += PANEL * LANES) {
-      const int panel = std::min(PANEL, (end - d) / LANES);
-      if (d + panel * LANES <= step_.head_size) {
-        with_constant<PANEL>(panel, [&](auto m) { add_values<N, m, true>(row, d, tokens, values); });
-      } else {
-        with_constant<PANEL>(panel, [&](auto m) { add_values<N, m, false>(row, d, tokens, values); });
-      }
+  void add_values(int row, int begin, int end) {
+    for (int d = 0; d < width_; d += PANEL * LANES) {
+      const int panel = std::min(PANEL, (width_ - d) / LANES);
+      with_constant<PANEL>(panel, [&](auto m) { add_values<N, m>(row, d, begin, end); });
     }
   }
 
-  //! Adds weighted values of N rows and M registers of elements, from element `d` on; WHOLE: the head fills them.
-  template <int N, int M, bool WHOLE>
-  void add_values(int row, int d, const Tokens& tokens, const T* values) {
+  //! Adds weighted values of N rows and M registers of elements, from element `d` on.
+  template <int N, int M>
+  void add_values(int row, int d, int begin, int end) {
     Vec added[N][M];
     for (int n = 0; n < N; ++n) {
-      for (int m = 0; m < M; ++m) added[n][m] = load(sums(row + n) + d + m * LANES) * factor_[row + n];
+      for (int m = 0; m < M; ++m) added[n][m] = load(sums(row + n) + d + m * LANES);
     }
-    for (int i = tokens.first; i < tokens.last; ++i) {
-      Vec value[M];
+    for (int i = begin / PER_WORD<T> * PER_WORD<T>; i < end; i += PER_WORD<T>) {
+      const uint32_t* from = chunk_.values(i) + d;
+      Words value[M];
 #pragma GCC unroll 4
-      for (int m = 0; m < M; ++m) {
-        const T* from = values + tokens.offset[i] + d + m * LANES;
-        value[m] = WHOLE ? load(from) : load(from, step_.head_size - d - m * LANES);
-      }
-#pragma GCC unroll 4
+      for (int m = 0; m < M; ++m) value[m] = load(from + m * LANES);
+#pragma GCC unroll 8
       for (int n = 0; n < N; ++n) {
-        const Vec weight = broadcast(scores(row + n)[i]);
+        const Words weight = broadcast(weights_[n][i / PER_WORD<T>]);
 #pragma GCC unroll 4
-        for (int m = 0; m < M; ++m) added[n][m] += weight * value[m];
+        for (int m = 0; m < M; ++m) added[n][m] = multiply_add<T>(added[n][m], weight, value[m]);
       }
     }
     for (int n = 0; n < N; ++n) {
@@ -315,16 +246,17 @@ class Tile {
 
   const Step& step_;
   const int queries_per_kv_;
-  const int width_;  //!< floats a row: head_size, and room for what is stored a register at a time
+  Chunk<T> chunk_;
+  const int width_;  //!< floats of a row's sums
   Piece piece_;
   int rows_per_head_, num_rows_;
-  std::vector<Vec> packed_keys_;  //!< [width][CHUNK]
-  std::vector<Vec> query_;        //!< [rows][width], scaled
-  std::vector<Vec> sums_;         //!< [rows][width], of weighted values
-  std::vector<Vec> scores_;       //!< [rows][CHUNK], then weights
-  std::vector<float> largest_;    //!< [rows], score so far
-  std::vector<float> total_;      //!< [rows], sum of weights
-  std::vector<float> factor_;     //!< [rows], what the chunk makes of earlier weights
+  std::vector<Words> query_;      //!< [rows][words]
+  std::vector<Vec> sums_;         //!< [rows][width + LANES], of weighted values and of weights
+  std::vector<float> reference_;  //!< [rows], the score whose weight is 1
+  std::vector<int> position_;     //!< [rows], in the sequence
+  // Of the rows at hand.
+  alignas(sizeof(Vec)) float scores_[ROWS][CHUNK];
+  alignas(sizeof(Vec)) uint32_t weights_[ROWS][CHUNK / PER_WORD<T>];
 };
 
 }  // namespace pagedbatch

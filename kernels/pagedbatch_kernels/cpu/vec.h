@@ -1,9 +1,17 @@
 // One machine register of floats and what the attention kernel does with it. Knows nothing of attention.
 //
-// GCC's and Clang's vector types, not intrinsics: the same source is AVX-512, AVX2, NEON or plain SSE code, by the
-// flags that it is built with. There must be no -ffast-math: masked scores are -inf.
+// GCC's and Clang's vector types: the same source is AVX-512, AVX2, NEON or plain SSE code, by the flags that it is built
+// with. Intrinsics stand only where no expression finds the instruction, beside code that does without. There must be no
+// -ffast-math, as masked scores are -inf, and no contraction: a compiler that fuses a product into a sum here and not
+// there, as GCC does in loops for AVX2, makes a row's bits depend on its batch.
 
 #pragma once
+
+#if defined(__AVX512F__) || defined(__FMA__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 
 #include <cstdint>
 #include <cstring>
@@ -20,11 +28,12 @@ constexpr int LANES = 8;
 #else
 constexpr int LANES = 4;
 #endif
-//! Registers that one side of a tile of accumulators may span: 16 accumulators where there are 32 registers, else 8.
-#if defined(__AVX__) && !defined(__AVX512F__)
-constexpr int PANEL = 2;
+//! A tile of accumulators in registers: of ROWS query rows by up to PANEL registers of keys or of elements. It leaves room
+//! for a panel and one more, of the 32 registers of AVX-512 and NEON or of 16.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int ROWS = 6, PANEL = 4;
 #else
-constexpr int PANEL = 4;
+constexpr int ROWS = 4, PANEL = 2;
 #endif
 
 typedef float Vec __attribute__((vector_size(4 * LANES)));
@@ -77,6 +86,19 @@ Vec load(const T* from, int count) {
   return load(padded);
 }
 
+//! sum + one * other, rounded once where the CPU can.
+inline Vec multiply_add(Vec sum, Vec one, Vec other) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_fmadd_ps((__m512)one, (__m512)other, (__m512)sum);
+#elif defined(__FMA__)
+  return (Vec)_mm256_fmadd_ps((__m256)one, (__m256)other, (__m256)sum);
+#elif defined(__aarch64__)
+  return (Vec)vfmaq_f32((float32x4_t)sum, (float32x4_t)one, (float32x4_t)other);
+#else
+  return sum + one * other;
+#endif
+}
+
 inline void store(float* to, Vec values) { std::memcpy(to, &values, sizeof values); }
 
 //! Rounds to nearest, ties to even, as torch does.
@@ -106,24 +128,6 @@ Words shuffle(Words one, Words other) {
 #endif
 }
 
-//! One step of a transposition: swaps the squares of side STEP that lie across the diagonal of two rows STEP apart.
-template <int STEP, int... LANE>
-void exchange(Words& upper, Words& lower, std::integer_sequence<int, LANE...>) {
-  Words mixed = shuffle<(LANE & STEP ? LANES + LANE - STEP : LANE)...>(upper, lower);
-  lower = shuffle<(LANE & STEP ? LANES + LANE : LANE + STEP)...>(upper, lower);
-  upper = mixed;
-}
-
-//! Transposes LANES registers as a square matrix, in log2(LANES) steps.
-template <int STEP = LANES / 2>
-inline void transpose(Words (&rows)[LANES]) {
-#pragma GCC unroll 16
-  for (int row = 0; row < LANES; ++row) {
-    if (!(row & STEP)) exchange<STEP>(rows[row], rows[row + STEP], std::make_integer_sequence<int, LANES>());
-  }
-  if constexpr (STEP > 1) transpose<STEP / 2>(rows);
-}
-
 template <int STEP, int... LANE>
 Vec from_lanes_apart(Vec values, std::integer_sequence<int, LANE...>) {
   return (Vec)shuffle<(LANE ^ STEP)...>((Words)values, (Words)values);
@@ -148,27 +152,55 @@ inline float sum(Vec values) {
 
 inline float largest(Vec values) { return reduce(values, larger); }
 
-//! e^x for x <= 0, to 2e-7 of itself near 0; exactly 0 from -87 on, -inf included. NaN stays NaN.
+inline bool any_above(Vec values, float limit) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)values, _mm512_set1_ps(limit), _CMP_GT_OQ) != 0;
+#else
+  return largest(values) > limit;
+#endif
+}
+
+//! 2^f for |f| <= 1/2, by a polynomial fitted for the least relative error: 2e-7, or 7e-5 for what is then rounded to
+//! bfloat16, by up to 2e-3.
+template <class T>
+Vec two_to_fraction(Vec f) {
+  const auto with = [f](Vec power, float coefficient) { return multiply_add(broadcast(coefficient), power, f); };
+  if constexpr (sizeof(T) == sizeof(float)) {
+    Vec power = with(broadcast(1.5345811572976245e-4f), 1.3399931215286685e-3f);
+    power = with(power, 9.618488958696879e-3f);
+    power = with(power, 5.550328776976868e-2f);
+    power = with(power, 0.2402264689061961f);
+    power = with(power, 0.6931472057372599f);
+    return with(power, 1.0f);
+  } else {
+    Vec power = with(broadcast(5.5171435342267656e-2f), 0.24261080903054996f);
+    power = with(power, 0.6932609913743033f);
+    return with(power, 0.9999280928110593f);
+  }
+}
+
+//! e^x for x < 88, as exact as `two_to_fraction<T>`; exactly 0 for -inf, and NaN stays NaN.
 //!
-//! 2^(n + f) with n whole and |f| <= 1/2: a polynomial for 2^f, fitted for the least relative error, times 2^n.
-inline Vec exp_negative(Vec x) {
+//! 2^(n + f) with n whole: 2^f, times 2^n.
+template <class T = float>
+Vec exp(Vec x) {
+  constexpr float LOG2_E = 1.44269504f;
+#if defined(__AVX512F__)
+  const Vec power = larger(broadcast(-200.0f), x * LOG2_E);  // 2^-200 is 0; -inf would have no fraction
+  const Vec n = (Vec)_mm512_roundscale_ps((__m512)power, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  return (Vec)_mm512_scalef_ps((__m512)two_to_fraction<T>(power - n), (__m512)n);
+#else
   const Vec whole = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to whole numbers, left in the low bits
-  const Vec inside = x < -87.0f ? broadcast(-87.0f) : x;
-  const Vec shifted = inside * 1.44269504f + whole;
-  const Vec f = inside * 1.44269504f - (shifted - whole);
-  Vec power = f * 1.5345811572976245e-4f + 1.3399931215286685e-3f;
-  power = power * f + 9.618488958696879e-3f;
-  power = power * f + 5.550328776976868e-2f;
-  power = power * f + 0.2402264689061961f;
-  power = power * f + 0.6931472057372599f;
-  power = power * f + 1.0f;
+  const Vec power = larger(broadcast(-126.0f), x * LOG2_E);
+  const Vec shifted = power + whole;
   const Vec two_to_n = (Vec)(((Ints)shifted - (Ints)whole + 127) << 23);
-  return x < -87.0f ? Vec{} : power * two_to_n;
+  return power == -126.0f ? Vec{} : two_to_fraction<T>(power - (shifted - whole)) * two_to_n;
+#endif
 }
 
 inline Vec tanh(Vec x) {
   Vec size = x < 0.0f ? -x : x;
-  Vec power = exp_negative(-2.0f * size);
+  Vec power = exp(-2.0f * size);
   Vec result = (1.0f - power) / (1.0f + power);
   return x < 0.0f ? -result : result;
 }

@@ -70,11 +70,11 @@ class Weights {
     const float top = largest_of(scores, size_), slope = 1.0f / temperature;
     const int64_t whole = size_ / LANES * LANES;
     for (int64_t i = 0; i < whole; i += LANES) {
-      store(&weights_[i], exp_negative((load(scores + i) - top) * slope));
+      store(&weights_[i], exp((load(scores + i) - top) * slope));
     }
     if (whole < size_) {
       const int count = size_ - whole;
-      store(&weights_[whole], exp_negative((load(scores + whole, count) - top) * slope), count);
+      store(&weights_[whole], exp((load(scores + whole, count) - top) * slope), count);
     }
   }
 
