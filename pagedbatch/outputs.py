@@ -155,11 +155,12 @@ class PromptScores:
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Where a step's time went on the runner's side. `model` excludes `attention`."""
+    """Where a step's time went on the runner's side. `model` excludes `attention`; `swap` is a part of it."""
 
     model: float = 0.0
     attention: float = 0.0
     sampling: float = 0.0
+    swap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +226,34 @@ class PoolCounts:
         return self.private + self.shared
 
 
+class BlockRun(NamedTuple):
+    """`length` blocks in a row, numbered from `first` on; -1: they were dropped."""
+
+    first: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBlocks:
+    """A sequence's block table, its beginning alone where it is long; `num_blocks` counts all of it."""
+
+    request_id: int
+    runs: list[BlockRun]
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMap:
+    """Who held which blocks: the first of `num_sequences` running sequences, siblings beside each other.
+
+    Blocks are numbered in the order in which they are met, so that those with one number are one block.
+    """
+
+    live_blocks: int
+    num_sequences: int
+    held: list[HeldBlocks]
+
+
 @dataclass(slots=True)
 class EngineCounters:
     """Totals since the start of the run. The scheduler counts in its own; a snapshot carries a copy."""
@@ -248,7 +277,10 @@ def add_counters(counters: Sequence[EngineCounters]) -> EngineCounters:
 
 @dataclass(frozen=True, slots=True)
 class StepSnapshot:
-    """The engine right after a step was scheduled, and what the step cost. Read by the account and the display."""
+    """The engine right after a step was scheduled, and what the step cost. Read by the account and the display.
+
+    `block_map` comes only with a step that held clearly more blocks than any before it.
+    """
 
     step: int
     pool: PoolCounts
@@ -260,6 +292,7 @@ class StepSnapshot:
     seconds: StepSeconds
     host_seconds: float
     step_seconds: float
+    block_map: BlockMap | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def run_stats(scale: int = 1, steps: int = 2) -> dict[str, Any]:
                 logical=20 * scale,
                 filled_slots=120 * scale,
                 running_sequences=4,
-                seconds=StepSeconds(model=0.5, attention=0.25, sampling=0.125),
+                seconds=StepSeconds(model=0.5, attention=0.25, sampling=0.125, swap=0.0625),
                 host_seconds=0.0625,
                 counters=counters,
             )
@@ -170,6 +170,7 @@ def test_the_details() -> None:
     assert "KV used            ▆▆ " in text
     assert "tokens/s           █▁ " in text, "all tokens came in the first step"
     assert "30 to 30, mean 30" in text
+    assert "10.0 MiB swapped in 0.12 s of the model's time" in text
     assert "20 to 30, mean 25" in text
     assert 'some/model"' in text
     settings = [line.split() for line in lines[lines.index("Versions") - 8 : lines.index("Versions") - 1]]
@@ -193,7 +194,7 @@ def test_sequences_that_never_fit_are_named() -> None:
 def test_the_command_prints_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "out.stats.json"
     path.write_text(json.dumps(run_stats()), encoding="utf-8")
-    report(path)
+    report([path])
     printed = capsys.readouterr().out
     assert "50.0% saved" in printed
     assert "Over the run" in printed

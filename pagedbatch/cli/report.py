@@ -1,8 +1,9 @@
-"""`pagedbatch report`: the account of a finished run, read from its stats file. Knows no model and no engine."""
+"""`pagedbatch report`: the account of finished runs, from their stats files. Knows no model and no engine."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,20 +29,56 @@ _NEEDED: dict[str, tuple[str, ...]] = {
 
 
 def report(
-    stats_file: Annotated[
-        Path, typer.Argument(metavar="OUT.stats.json", help="The stats file that a run wrote beside its output.")
+    stats_files: Annotated[
+        list[Path], typer.Argument(metavar="OUT.stats.json...", help="Stats files that runs wrote beside their output.")
     ],
+    html: Annotated[
+        Path | None, typer.Option(metavar="PAGE.html", help="Write one page with pictures instead, of all the files.")
+    ] = None,
 ) -> None:
     """Show what a run did and what its memory held."""
+    runs = {path: read_stats(path) for path in stats_files}
+    if html is not None:
+        write_page(html, {name: runs[path] for path, name in names_of(list(runs)).items()})
+        return
     from rich.console import Console
+    from rich.text import Text
 
     from pagedbatch.stats.report import summary
     from pagedbatch.stats.tables import details
 
-    stats = read_stats(stats_file)
     console = Console()
-    summary(stats, console)
-    details(stats, console)
+    for path, stats in runs.items():
+        if len(runs) > 1:
+            console.print(Text(f"\n{path}", style="bold underline"), soft_wrap=True)
+        summary(stats, console)
+        details(stats, console)
+
+
+def names_of(paths: list[Path]) -> dict[Path, str]:
+    """What each run is called on the page: its file's name without the ending, the whole path where two share one."""
+    short = {path: path.name.removesuffix(".json").removesuffix(".stats") for path in paths}
+    taken = Counter(short.values())
+    return {path: name if taken[name] == 1 else str(path) for path, name in short.items()}
+
+
+def write_page(path: Path, runs: dict[str, dict[str, Any]]) -> None:
+    """Writes the page of `runs`, stats by name, to `path`.
+
+    Raises:
+        UsageError: matplotlib is not installed, or the file can't be written.
+    """
+    try:
+        from pagedbatch.stats.page.page import html_page
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        raise UsageError("--html needs matplotlib: pip install 'pagedbatch[report]'") from None
+    page = html_page(runs)
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"can't write {path}: {error.strerror}") from None
 
 
 def read_stats(path: Path) -> dict[str, Any]:

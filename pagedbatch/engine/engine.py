@@ -10,10 +10,12 @@ from typing import Protocol
 
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.advance import GroupAdvancer
+from pagedbatch.engine.block_map import PeakMapper
 from pagedbatch.engine.plan import StepPlan
 from pagedbatch.engine.scheduler import Scheduler
 from pagedbatch.engine.stopping import LENGTH, Detokenize, StopChecker
 from pagedbatch.outputs import (
+    BlockMap,
     CompletionOutput,
     ModelRunnerOutput,
     PoolCounts,
@@ -44,6 +46,7 @@ class Engine:
         stops = StopChecker(config.eos_token_ids, detokenize)
         self.scheduler = Scheduler(config, stops)
         self._advancer = GroupAdvancer(self.scheduler.blocks, stops, self.scheduler.new_seq_id)
+        self._peak_mapper = PeakMapper()
         self._num_steps = 0
         self._answered: list[RequestOutput] = []  # what needed no step
 
@@ -76,6 +79,7 @@ class Engine:
         plan, rejected = self.scheduler.schedule()
         pool = self.pool_counts()  # at its fullest: blocks are taken, nothing is given back yet
         running, sequences = len(self.scheduler.running), self.scheduler.num_running_sequences
+        block_map = self._map_blocks(pool.live, sequences) if self._peak_mapper.wants(pool.live) else None
         scheduled = time.perf_counter()
         result = self._runner.execute(plan.build(self._num_steps)) if plan.sequences else ModelRunnerOutput([], [])
         executed = time.perf_counter()
@@ -97,8 +101,19 @@ class Engine:
             seconds=result.seconds,
             host_seconds=(scheduled - began) + (ended - executed),
             step_seconds=ended - began,
+            block_map=block_map,
         )
         return StepOutput(finished, snapshot)
+
+    def _map_blocks(self, live_blocks: int, num_sequences: int) -> BlockMap:
+        blocks = self.scheduler.blocks
+        tables = (
+            (group.request.request_id, blocks.block_table(seq.seq_id))
+            for group in self.scheduler.running
+            for seq in group.sequences
+            if blocks.has_table(seq.seq_id)
+        )
+        return self._peak_mapper.draw(live_blocks, tables, num_sequences)
 
     def _update(self, plan: StepPlan, result: ModelRunnerOutput) -> Iterator[RequestOutput]:
         """Applies the results group by group; yields what finished."""

@@ -127,6 +127,7 @@ class ModelRunner:
         """Runs one step: swaps and copies, then one forward of the flat batch, then the draws."""
         began = time.perf_counter()
         self._cache.apply(step.swap_out, step.swap_in, step.copies)
+        swap_seconds = time.perf_counter() - began if step.swap_out or step.swap_in else 0.0
         batch = self._make_batch(step)
         self._attention.begin_step(batch.attention)
         logits = self._forward(batch)
@@ -138,5 +139,6 @@ class ModelRunner:
             model=forwarded - began - self._attention.seconds,
             attention=self._attention.seconds,
             sampling=ended - forwarded,
+            swap=swap_seconds,
         )
         return ModelRunnerOutput(samples, beams, seconds, prompts)

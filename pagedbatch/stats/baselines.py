@@ -45,7 +45,8 @@ class SequenceLengths:
 class ContiguousUse:
     """Where the memory of a contiguous system went: shares of slot-steps that add up to 1.
 
-    `mean_sequences` ran at once, averaged over steps. `replayed` sequences were run; `refused` ones need a chunk that
+    `mean_sequences` ran at once, averaged over steps; `room` is how many such sequences the memory holds when nothing
+    but memory limits them. `replayed` sequences were run; `refused` ones need a chunk that
     this memory doesn't have even when it is empty.
     """
 
@@ -54,6 +55,7 @@ class ContiguousUse:
     internal: float
     external: float
     mean_sequences: float
+    room: float
     replayed: int
     refused: int
 
@@ -170,7 +172,7 @@ def replay(
         external += steps * (chunk - reservation)
 
     if replayed == 0:
-        return ContiguousUse(0.0, 0.0, 0.0, 1.0 if refused else 0.0, 0.0, replayed, refused)
+        return ContiguousUse(0.0, 0.0, 0.0, 1.0 if refused else 0.0, 0.0, 0.0, replayed, refused)
     total = used + reserved + internal + external
     makespan = max(end for end, _, _ in running)
     return ContiguousUse(
@@ -179,6 +181,7 @@ def replay(
         internal=internal / total,
         external=external / total,
         mean_sequences=lifetimes / makespan,
+        room=num_slots * lifetimes / total,
         replayed=replayed,
         refused=refused,
     )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pagedbatch.outputs import EngineCounters, PoolCounts, RequestOutput, StepSnapshot, add_counters
+from pagedbatch.outputs import BlockMap, EngineCounters, PoolCounts, RequestOutput, StepSnapshot, add_counters
 from pagedbatch.params import GenerationParams
 from pagedbatch.stats.baselines import compare
 from pagedbatch.stats.lengths import Lengths
@@ -39,7 +39,8 @@ class MemoryAccount:
         self._live = self._logical = self._running = 0.0
         self._saving = self._kv_used = 0.0
         self._peak_live = self._peak_shared = self._peak_running = 0
-        self._model = self._attention = self._sampling = self._host = self._io = 0.0
+        self._model = self._attention = self._sampling = self._host = self._io = self._swap = 0.0
+        self._peak_map: BlockMap | None = None
 
         self._timeline = Timeline()
         self._sample = RowSample()
@@ -65,6 +66,9 @@ class MemoryAccount:
         self._model += seconds.model
         self._attention += seconds.attention
         self._sampling += seconds.sampling
+        self._swap += seconds.swap
+        if snapshot.block_map is not None:
+            self._peak_map = snapshot.block_map
         self._host += snapshot.host_seconds
         self._counters = snapshot.counters
         self._timeline.add(snapshot)
@@ -135,6 +139,11 @@ class MemoryAccount:
         self._sampling += other._sampling
         self._host += other._host
         self._io += other._io
+        self._swap += other._swap
+        if other._peak_map is not None and (
+            self._peak_map is None or other._peak_map.live_blocks > self._peak_map.live_blocks
+        ):
+            self._peak_map = other._peak_map
         self._counters = add_counters([self._counters, other._counters])
         self._sample.merge(other._sample)
         self._prompt_lengths.merge(other._prompt_lengths)
@@ -143,18 +152,21 @@ class MemoryAccount:
     def memory(self) -> dict[str, Any]:
         """The `memory` section of the stats: blocks, tokens, bytes, and shares between 0 and 1.
 
-        `kv_used` and `sharing_saving` are None when no step held a block.
+        `kv_used` and `sharing_saving` are None when no step held a block. `swap_seconds` are a part of the model's
+        time. `peak_map` says who held which blocks when the pool was fullest: each sequence's table as
+        [first number, length] runs, equal numbers being one block; None when no step held one.
         """
         num_slots = self.num_blocks * self.block_size
         contiguous = compare(self._sample.sequences(), num_slots, self.max_num_seqs)
         return self.blocks() | {
             "contiguous": {
                 name: {key: round(value, 6) for key, value in asdict(use).items()} for name, use in contiguous.items()
-            }
+            },
+            "peak_map": None if self._peak_map is None else _map_as_dict(self._peak_map),
         }
 
     def blocks(self) -> dict[str, Any]:
-        """`memory` without the contiguous baselines."""
+        """`memory` without the contiguous baselines and the map."""
         counters = self._counters
         swapped_blocks = counters.swapped_out_blocks + counters.swapped_in_blocks
         return {
@@ -176,6 +188,7 @@ class MemoryAccount:
             "swapped_out_blocks": counters.swapped_out_blocks,
             "swapped_in_blocks": counters.swapped_in_blocks,
             "swapped_bytes": swapped_blocks * self.block_bytes,
+            "swap_seconds": round(self._swap, 4),
             "recomputed_tokens": counters.recomputed_tokens,
             "prefix_cache": {
                 "queried_tokens": counters.prefix_queried_tokens,
@@ -204,3 +217,14 @@ class MemoryAccount:
 
 def _mean(total: float, count: int, empty: float | None = 0.0) -> float | None:
     return round(total / count, 6) if count else empty
+
+
+def _map_as_dict(block_map: BlockMap) -> dict[str, Any]:
+    return {
+        "live_blocks": block_map.live_blocks,
+        "num_sequences": block_map.num_sequences,
+        "held": [
+            {"row": each.request_id, "num_blocks": each.num_blocks, "runs": [list(run) for run in each.runs]}
+            for each in block_map.held
+        ],
+    }

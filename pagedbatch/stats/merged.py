@@ -48,6 +48,7 @@ def sum_snapshots(current: Sequence[StepSnapshot], past: Sequence[StepSnapshot])
             model=sum(each.seconds.model for each in current),
             attention=sum(each.seconds.attention for each in current),
             sampling=sum(each.seconds.sampling for each in current),
+            swap=sum(each.seconds.swap for each in current),
         ),
         host_seconds=sum(each.host_seconds for each in current),
         step_seconds=max(each.step_seconds for each in current),

@@ -17,7 +17,7 @@ from rich.text import Text
 from pagedbatch.stats.baselines import SCHEMES
 from pagedbatch.stats.charts import ASCII, Glyphs, Part, glyphs_for, sparkline, stacked_bar
 from pagedbatch.stats.report import CHART_BAR_WIDTH, CHART_LABEL_WIDTH
-from pagedbatch.stats.wording import duration, percent
+from pagedbatch.stats.wording import duration, percent, size
 
 Point = Mapping[str, Any]
 
@@ -31,7 +31,7 @@ def details(stats: Mapping[str, Any], console: Console) -> None:
         ("Where KV memory goes", _shares(stats["memory"], glyphs)),
         ("Over the run", _over_time(stats["timeline"], stats["memory"]["block_size"], glyphs)),
         ("Lengths in tokens, by powers of two", _lengths(stats.get("lengths", {}), glyphs)),
-        ("Time", _time(stats["time"], glyphs)),
+        ("Time", _time(stats["time"], stats["memory"], glyphs)),
     )
     for title, lines in sections:
         first = next(lines, None)
@@ -119,7 +119,7 @@ def _lengths(lengths: Mapping[str, Any], glyphs: Glyphs) -> Iterator[Text]:
         yield _line(kind, sparkline(by_octave, CHART_BAR_WIDTH, glyphs).ljust(CHART_BAR_WIDTH), words)
 
 
-def _time(time: Mapping[str, float], glyphs: Glyphs) -> Iterator[Text]:
+def _time(time: Mapping[str, float], memory: Mapping[str, Any], glyphs: Glyphs) -> Iterator[Text]:
     total = sum(time.values())
     if total <= 0:
         return
@@ -128,6 +128,9 @@ def _time(time: Mapping[str, float], glyphs: Glyphs) -> Iterator[Text]:
             [Part(seconds, glyphs.shades[0]), Part(total - seconds, glyphs.shades[3], "dim")], CHART_BAR_WIDTH
         )
         yield _line(name, bar, f"{percent(seconds / total):>6}  {duration(seconds)}")
+    if memory["swapped_blocks"] and "swap_seconds" in memory:  # older files don't say
+        moved = f"{size(memory['swapped_bytes'])} swapped in {memory['swap_seconds']:,.2f} s of the model's time"
+        yield Text(f"{'':<{CHART_LABEL_WIDTH}}{moved}", style="dim")
 
 
 def _print_settings(settings: Mapping[str, Any], console: Console, ascii_only: bool) -> None:

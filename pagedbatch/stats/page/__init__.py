@@ -1,0 +1,1 @@
+"""The account as one HTML page with pictures. Knows the stats' keys and matplotlib; no engine, no terminal."""
