@@ -137,6 +137,7 @@ def test_the_command_writes_what_report_reads(tmp_path: Path) -> None:
     result = cli(trace, "--n", 3, "--num-blocks", 100, "--max-tokens", 10, "--output", stats)
     assert result.exit_code == 0, result.output
     assert "sharing" in result.stdout
+    assert "steps     8 without a model, 39 tokens out" in result.stdout, "no speed is claimed"
     written = json.loads(stats.read_text())
     assert written["simulated"] is True
     assert written["throughput"]["output_tokens"] == 3 * 13
@@ -158,6 +159,7 @@ def test_requests_that_can_not_run_end_it_with_3() -> None:
         (("--log-normal", "1,2,1", "--preemption", "never"), "--preemption"),
         (("--log-normal", "1,2,1", "--kv-memory", "1GiB"), "--kv-memory needs --model"),
         (("nowhere.csv",), "nowhere.csv"),
+        (("--log-normal", "1,2,1", "--num-beams", 4, "--n", 2), "leave --n and --sample-lengths out"),
     ],
 )
 def test_wrong_usage_is_told(arguments: tuple[str, ...], message: str) -> None:

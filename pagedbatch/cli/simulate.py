@@ -41,6 +41,10 @@ def simulate(
         int | None, typer.Option(min=1, rich_help_panel=_REQUESTS, help="So many requests. (default: all; 1,000 drawn)")
     ] = None,
     n: Annotated[int, typer.Option("--n", "-n", min=1, rich_help_panel=_REQUESTS, help="Samples a request.")] = 1,
+    num_beams: Annotated[
+        int,
+        typer.Option(min=1, rich_help_panel=_REQUESTS, help="Beam searches of this width, as long as the outputs."),
+    ] = 1,
     sample_lengths: Annotated[
         str,
         typer.Option(
@@ -94,6 +98,8 @@ def simulate(
 
     if (trace is None) == (log_normal is None):
         raise UsageError("give a trace, or --log-normal IN,OUT,SIGMA")
+    if num_beams > 1 and (n > 1 or sample_lengths == "independent"):
+        raise UsageError("--num-beams makes all beams of a search of one length: leave --n and --sample-lengths out")
     if sample_lengths not in ("request", "independent"):
         raise UsageError(f"--sample-lengths: {sample_lengths!r} is neither request nor independent")
     if preemption not in ("auto", "swap", "recompute"):
@@ -122,6 +128,7 @@ def simulate(
         requests,
         config,
         samples=SampleLengths(n, sample_lengths == "independent"),
+        num_beams=num_beams,
         max_tokens=max_tokens,
         block_bytes=shape["block_bytes"],
         seed=seed,

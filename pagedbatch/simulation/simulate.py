@@ -57,6 +57,7 @@ def simulate(
     config: EngineConfig,
     *,
     samples: SampleLengths = ONE_SAMPLE,
+    num_beams: int = 1,
     max_tokens: int | None = None,
     block_bytes: int = 0,
     seed: int = 0,
@@ -66,13 +67,14 @@ def simulate(
     Args:
         requests: lengths are cut to `config.max_model_len`.
         config: `prefix_cache` matters only to requests with a prefix in common; `eos_token_ids` is set here.
+        num_beams: above 1, each request is a beam search of this width, all of its beams as long as its output.
         max_tokens: the limit of every output, all that the scheduler knows beforehand; None: what the context leaves.
         block_bytes: of one block, for the account.
-        seed: of the independent lengths.
+        seed: of the independent lengths and of the beams' descent.
     """
     rng = random.Random(seed)
     lengths: dict[int, tuple[int, ...]] = {}
-    engine = Engine(replace(config, eos_token_ids=frozenset({END})), LengthRunner(lengths))
+    engine = Engine(replace(config, eos_token_ids=frozenset({END})), LengthRunner(lengths, seed))
     account = MemoryAccount(
         num_blocks=config.num_blocks,
         block_size=config.block_size,
@@ -92,7 +94,11 @@ def simulate(
             index, request = arrived
             room = min(config.max_model_len - request.prompt_tokens, max_tokens or config.max_model_len)
             lengths[index] = tuple(min(length, room) for length in samples.draw(request.output_tokens, rng))
-            inside[index] = GenerationParams(n=samples.n, temperature=float(samples.n > 1), max_tokens=room)
+            inside[index] = (
+                GenerationParams(n=num_beams, num_beams=num_beams, max_tokens=room, seed=index, early_stopping=True)
+                if num_beams > 1
+                else GenerationParams(n=samples.n, temperature=float(samples.n > 1), max_tokens=room)
+            )
             engine.add(Request(index, _prompt(index, request), inside[index], rng_key=index))
         if not engine.has_unfinished:
             break

@@ -21,7 +21,7 @@ def summary(stats: Mapping[str, Any], console: Console) -> None:
     """Prints what a run did and what its memory held, in at most 20 lines of 80 columns."""
     lines = [
         ("rows", _rows(stats["rows"])),
-        ("speed", _speed(stats["throughput"])),
+        ("steps", _steps(stats["throughput"])) if stats.get("simulated") else ("speed", _speed(stats["throughput"])),
         *_memory_lines(stats["memory"]),
         ("time", time_shares(stats["time"])),
     ]
@@ -51,6 +51,14 @@ def _speed(throughput: Mapping[str, Any]) -> str:
     return (
         f"{throughput['output_tokens_per_second']:,.0f} tokens/s: {throughput['output_tokens']:,} out in "
         f"{duration(throughput['seconds'])}, start-up {duration(throughput['startup_seconds'])}"
+    )
+
+
+def _steps(throughput: Mapping[str, Any]) -> str:
+    """Instead of a speed, where no model ran."""
+    return (
+        f"{throughput['steps']:,} without a model, {throughput['output_tokens']:,} tokens out; "
+        f"simulated in {duration(throughput['seconds'])}"
     )
 
 
