@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -17,7 +19,7 @@ from typer.testing import CliRunner
 from pagedbatch.bench.dummy import dummy_prompts, make_dummy_model
 from pagedbatch.bench.generate import Generator, best_batch_size
 from pagedbatch.bench.prepare import prepare
-from pagedbatch.bench.processes import run_python
+from pagedbatch.bench.processes import ask, run_python
 from pagedbatch.bench.workload import built_in_prompts, choose_jobs, read_prompts
 from pagedbatch.cli.app import app
 from pagedbatch.errors import RunError, UsageError
@@ -45,7 +47,7 @@ def config_file(tmp_path: Path) -> Path:
 
 
 def run(*arguments: Any) -> Any:
-    return CliRunner().invoke(app, ["bench", *map(str, arguments)])
+    return CliRunner().invoke(app, ["bench", *map(str, arguments)], standalone_mode=False)
 
 
 def test_the_figures_of_a_dummy_model_add_up(config_file: Path, tmp_path: Path) -> None:
@@ -85,7 +87,7 @@ def test_a_folder_with_a_tokenizer_keeps_it(rand_model_path: Path, tmp_path: Pat
     shutil.copytree(rand_model_path, only_config, ignore=shutil.ignore_patterns("*.safetensors"))
     written = tmp_path / "bench.json"
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "abc"}\n{"prompt_token_ids": [4, 5]}\n{"question": "no prompt"}\n')
+    prompts.write_text('{"prompt": "abc"}\n{"prompt_token_ids": [4, 5]}\n{"prompt": "abcd", "n": 3, "max_tokens": 1}\n')
     result = run(
         *(prompts, "--model", only_config, "--dummy-weights", "--num-prompts", 3, "--max-tokens", 3, "--repeats", 1),
         *("--jobs", "greedy", "--no-generate", "--kv-memory", "4MiB", "--json", written),
@@ -93,7 +95,7 @@ def test_a_folder_with_a_tokenizer_keeps_it(rand_model_path: Path, tmp_path: Pat
     assert result.exit_code == 0, result.output
     (job,) = json.loads(written.read_text())["jobs"]
     assert job["generate"] is job["ratio"] is None
-    assert job["pagedbatch"]["prompt_tokens"] == 4 + 2 + 4  # with <bos>; the first comes again
+    assert job["pagedbatch"]["prompt_tokens"] == 4 + 2 + 5  # with <bos>; what else the row asks for is left out
 
 
 class FakeGenerator(Generator):
@@ -118,16 +120,65 @@ def test_the_best_batch_size_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert best_batch_size(few, [1, 4, 16], 1000)[0] == 3
 
 
-def test_prompts_are_repeated_where_there_are_too_few(tmp_path: Path) -> None:
-    assert len({prompt["prompt"] for prompt in built_in_prompts(24)}) == 24
-    assert built_in_prompts(30)[24:] == built_in_prompts(6)
+def test_no_prompt_comes_twice(tmp_path: Path) -> None:
+    assert len({prompt["prompt"] for prompt in built_in_prompts(1000)}) == len(built_in_prompts(1000)) == 32
+    assert built_in_prompts(3) == built_in_prompts(1000)[:3]
     assert dummy_prompts(2, 3, 50) == dummy_prompts(2, 3, 50)
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"prompt": "a"}\nbroken\n')
-    assert read_prompts(str(path), 3) == [{"prompt": "a"}] * 3
-    path.write_text('{"text": "a"}\n')
-    with pytest.raises(UsageError, match="none of the first 3 rows"):
+    body = {"model": "x", "messages": [{"role": "user", "content": "b"}], "max_tokens": 1}
+    rows = [
+        {"prompt": "a", "stop": "x"},
+        {"custom_id": "b", "method": "POST", "url": "/v1/chat/completions", "body": body},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_prompts(str(path), 3) == [{"prompt": "a"}, {"messages": body["messages"]}]
+
+
+@pytest.mark.parametrize(("text", "message"), [("", "there is no row"), ('{"prompt": "a"}\nbroken\n', "line 2")])
+def test_an_input_that_can_not_be_read(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=message):
         read_prompts(str(path), 3)
+
+
+@pytest.mark.parametrize("name", ["greedy", "sampling", "beams"])
+def test_generate_goes_on_after_end_tokens(table_model_path: Path, tmp_path: Path, name: str) -> None:
+    """Nearly every token of this model is followed by the end."""
+    prompts = tmp_path / "prompts.json"
+    prompts.write_text("[[10, 11], [12]]")
+    (job,) = choose_jobs([name], n=3, num_beams=2, max_tokens=9)
+    model = {"model": str(table_model_path), "device": "cpu", "dtype": "float32"}
+    generator = Generator({**model, "prompts": str(prompts), "kwargs": job.generate_kwargs})
+    assert generator.run(generator.prompts) == 2 * job.n * 9
+
+
+def test_a_failure_of_generate_leaves_our_figures(monkeypatch: pytest.MonkeyPatch, config_file: Path) -> None:
+    def fail_at_generate(module: str, *rest: Any) -> Any:
+        if module.endswith("generate"):
+            raise RunError("generate failed: no memory")
+        return ask(module, *rest)
+
+    monkeypatch.setattr("pagedbatch.bench.compare.ask", fail_at_generate)
+    work = ("--jobs", "greedy", "--num-prompts", 2, "--max-tokens", 3, "--repeats", 1)
+    result = run("--model", config_file, "--dummy-weights", "--dummy-length", 20, *work, "--kv-memory", "4MiB")
+    assert result.return_value == 1
+    assert "generate failed: no memory" in result.stdout
+    assert "weights + pool (4.00 MiB) + 700 MB" in result.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_no_process(config_file: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-c", "from pagedbatch.cli.app import main; main()", "bench", "--dummy-weights"]
+    with subprocess.Popen([*command, "-m", config_file], stderr=subprocess.PIPE, text=True) as process:
+        children: list[psutil.Process] = []
+        while process.poll() is None and not children:
+            children = psutil.Process(process.pid).children()
+        process.send_signal(number)
+        _, told = process.communicate()
+    assert process.returncode == 130
+    assert told.splitlines()[-1].startswith("interrupted")
+    assert not any(child.is_running() for child in children)
 
 
 def test_jobs_say_the_same_to_both_sides() -> None:
@@ -212,7 +263,7 @@ def test_a_process_is_weighed_alone() -> None:
     code = """
 import sys
 from pagedbatch.bench import compare, table
-from pagedbatch.bench.processes import run_python
+from pagedbatch.bench.processes import ask, run_python
 assert "torch" not in sys.modules
 print(*(run_python(["-c", f"text = b'x' * ({size} << 20)"], "a").peak_bytes >> 20 for size in (0, 200)))
 """

@@ -15,6 +15,7 @@ from typing import Any
 from pagedbatch.bench.ours import run_ours
 from pagedbatch.bench.processes import ask
 from pagedbatch.bench.workload import BenchJob, built_in_prompts, read_prompts, write_prompts
+from pagedbatch.errors import RunError
 from pagedbatch.job.run_stats import versions
 
 #: The prompts as `pagedbatch run` reads them, in the folder of the sitting.
@@ -47,7 +48,7 @@ def compare(plan: BenchPlan, notice: Callable[[str], None]) -> dict[str, Any]:
 
     Raises:
         UsageError: no such model or prompts.
-        RunError: a side failed; the message says which and why.
+        RunError: our side failed. If `generate` does, the result says so in its place.
     """
     with tempfile.TemporaryDirectory(prefix="pagedbatch-bench-") as name:
         folder = Path(name)
@@ -94,11 +95,17 @@ def _prepare(plan: BenchPlan, folder: Path, notice: Callable[[str], None]) -> di
         "dummy_length": plan.dummy_length,
         "folder": str(folder),
     }
-    return ask("pagedbatch.bench.prepare", question, "the check of the model").values
+    ready = ask("pagedbatch.bench.prepare", question, "the check of the model").values
+    if ready["num_prompts"] < count:
+        notice(f"there are {ready['num_prompts']} prompts, fewer than --num-prompts {count}")
+    return ready
 
 
 def _run_generate(job: BenchJob, plan: BenchPlan, ready: Mapping[str, Any]) -> dict[str, Any]:
-    """Hugging Face's side, on the same device, in the same precision and on the same token ids."""
+    """Hugging Face's side, on the same device, in the same precision and on the same token ids.
+
+    `error` says why there are no figures, where there are none: ours are worth having also then.
+    """
     question = {
         "model": ready["model"],
         "dtype": ready["dtype"],
@@ -108,7 +115,10 @@ def _run_generate(job: BenchJob, plan: BenchPlan, ready: Mapping[str, Any]) -> d
         "batch_sizes": list(plan.batch_sizes),
         "most_seconds": plan.generate_seconds,
     }
-    answer = ask("pagedbatch.bench.generate", question, f"transformers generate ({job.name})")
+    try:
+        answer = ask("pagedbatch.bench.generate", question, f"transformers generate ({job.name})")
+    except RunError as error:
+        return {"error": str(error)}
     return {**answer.values, "peak_bytes": answer.cost.peak_bytes}
 
 
@@ -116,6 +126,9 @@ def _side_by_side(job: BenchJob, runs: Sequence[dict[str, Any]], theirs: dict[st
     """A job's figures: ours are those of the run with the median speed."""
     median = statistics.median_low(run["tokens_per_second"] for run in runs)
     ours = next(run for run in runs if run["tokens_per_second"] == median)
+    ratio = None
+    if theirs is not None and "error" not in theirs:
+        ratio = round(ours["tokens_per_second"] / theirs["tokens_per_second"], 3)
     return {
         "name": job.name,
         "n": job.n,
@@ -124,5 +137,5 @@ def _side_by_side(job: BenchJob, runs: Sequence[dict[str, Any]], theirs: dict[st
         "pagedbatch": ours,
         "tokens_per_second_of_all_runs": [run["tokens_per_second"] for run in runs],
         "generate": theirs,
-        "ratio": None if theirs is None else round(ours["tokens_per_second"] / theirs["tokens_per_second"], 3),
+        "ratio": ratio,
     }

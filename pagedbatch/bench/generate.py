@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from pagedbatch.bench.processes import answer
+from pagedbatch.errors import RunError
 
 #: A larger batch that brings less than this much more is the last one tried.
 _WORTH_GOING_ON = 1.05
@@ -35,19 +36,28 @@ class Generator:
             spec["model"], dtype=getattr(torch, spec["dtype"]), use_safetensors=True
         )
         self._model.to(self._device).eval()
+        # No end token, and no control of the model's own: the other side does without them, too.
+        self._model.generation_config = GenerationConfig(pad_token_id=_PAD)
 
     def run(self, prompts: Sequence[list[int]]) -> int:
-        """Answers one batch; the number of tokens that were generated."""
+        """Answers one batch; the number of tokens that were generated.
+
+        Raises:
+            RunError: it is not the number that was asked for.
+        """
         width = max(map(len, prompts))
         padded = torch.tensor([[_PAD] * (width - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         output: Tensor = self._model.generate(
             input_ids=padded.to(self._device),
             attention_mask=mask.to(self._device),
-            pad_token_id=_PAD,
             **self._kwargs,
         )
-        return (output.shape[1] - width) * output.shape[0]
+        num_outputs, length = output.shape[0], output.shape[1] - width
+        asked = (len(prompts) * self._kwargs["num_return_sequences"], self._kwargs["max_new_tokens"])
+        if (num_outputs, length) != asked:
+            raise RunError(f"generate gave {num_outputs} outputs of {length} tokens, and not {asked[0]} of {asked[1]}")
+        return num_outputs * length
 
 
 def best_batch_size(generator: Generator, sizes: Sequence[int], most_seconds: float) -> tuple[int, dict[int, float]]:

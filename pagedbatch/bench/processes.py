@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pagedbatch.errors import PagedBatchError, RunError, UsageError
+from pagedbatch.job.interrupts import Interrupts
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +49,20 @@ def run_python(arguments: Sequence[str], what: str) -> ProcessCost:
     """
     with tempfile.TemporaryFile() as printed:
         began = time.perf_counter()
-        process = subprocess.Popen(
-            [sys.executable, "-P", *arguments], stdout=printed, stderr=printed, stdin=subprocess.DEVNULL
-        )
-        try:
-            exit_code, peak_bytes = _wait(process)
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
+        with Interrupts() as interrupts:
+            interrupts.deferred = True  # until the process is known: nobody could end it else
+            process = subprocess.Popen(
+                [sys.executable, "-P", *arguments], stdout=printed, stderr=printed, stdin=subprocess.DEVNULL
+            )
+            try:
+                interrupts.deferred = False
+                if interrupts.requested:
+                    raise KeyboardInterrupt
+                exit_code, peak_bytes = _wait(process)
+            except BaseException:
+                process.kill()
+                process.wait()
+                raise
         seconds = time.perf_counter() - began
         if exit_code != 0:
             printed.seek(0)

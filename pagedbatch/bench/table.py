@@ -9,6 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pagedbatch.stats.wording import size
+
+#: What a run may hold beside its weights and its pool.
+_OVERHEAD_BYTES = 700 * 10**6
 _PARTS = ("model", "attention", "sampling", "host", "io")
 
 
@@ -21,12 +25,36 @@ def print_comparison(result: Mapping[str, Any], console: Console) -> None:
     for table in (_speed(result), _costs(result), _time(result)):
         console.print()
         console.print(table)
+    console.print()
+    console.print("every output has all its tokens, on both sides: end tokens are ignored")
+    for line in (_margin(result), *_failures(result)):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _margin(result: Mapping[str, Any]) -> str:
+    """How far the peak stays below what a run may take; the job that took most counts."""
+    peaks = [job["pagedbatch"]["peak_bytes"] for job in result["jobs"]]
+    if None in peaks:
+        return "this system does not tell peak memory"
+    pool_bytes = result["jobs"][0]["pagedbatch"]["pool_bytes"]
+    margin = result["weight_bytes"] + pool_bytes + _OVERHEAD_BYTES - max(peaks)
+    goal = f"weights + pool ({size(pool_bytes)}) + {_OVERHEAD_BYTES // 10**6} MB"
+    return f"peak memory is {size(abs(margin))} {'below' if margin >= 0 else 'ABOVE'} {goal}"
+
+
+def _failures(result: Mapping[str, Any]) -> list[str]:
+    return [job["generate"]["error"] for job in result["jobs"] if job["generate"] and "error" in job["generate"]]
+
+
+def _generate(job: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The figures of the other side, where there are some."""
+    return None if job["generate"] is None or "error" in job["generate"] else job["generate"]
 
 
 def _speed(result: Mapping[str, Any]) -> Table:
     table = _table("job", "outputs x tokens", "pagedbatch", "generate", "its batch", "ratio")
     for job in result["jobs"]:
-        theirs = job["generate"]
+        theirs = _generate(job)
         batch = ""
         if theirs is not None:
             part = "" if theirs["prompts"] == result["prompts"] else f", {theirs['prompts']} prompts"
@@ -45,13 +73,12 @@ def _speed(result: Mapping[str, Any]) -> Table:
 def _costs(result: Mapping[str, Any]) -> Table:
     table = _table("job", "start-up", "peak MiB", "weights + KV used", "generate's peak")
     for job in result["jobs"]:
-        ours, theirs = job["pagedbatch"], job["generate"]
-        known = None if result["weight_bytes"] is None else result["weight_bytes"] + ours["pool_bytes_used"]
+        ours, theirs = job["pagedbatch"], _generate(job)
         table.add_row(
             job["name"],
             f"{ours['startup_seconds']:.1f} s",
             _mebibytes(ours["peak_bytes"]),
-            _mebibytes(known),
+            _mebibytes(result["weight_bytes"] + ours["pool_bytes_used"]),
             "" if theirs is None else _mebibytes(theirs["peak_bytes"]),
         )
     return table

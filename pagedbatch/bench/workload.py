@@ -6,13 +6,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from pagedbatch.errors import UsageError
+from pagedbatch.errors import RowError, UsageError
+from pagedbatch.job.openai_batch import is_batch_row, plain_fields
+from pagedbatch.job.prompts import PROMPT_FIELDS
+from pagedbatch.job.reader import open_source
 
-#: A prompt as a row that `pagedbatch run` reads: text under `prompt`, or ids under `prompt_token_ids`.
+#: A prompt as a row that `pagedbatch run` reads: one of `PROMPT_FIELDS`.
 Prompt = dict[str, Any]
 
 JOB_NAMES = ("greedy", "sampling", "beams")
@@ -66,27 +68,32 @@ def choose_jobs(names: Sequence[str], *, n: int, num_beams: int, max_tokens: int
 
 
 def built_in_prompts(count: int) -> list[Prompt]:
-    """`count` prompts of our own, over and over where there are not so many."""
+    """The first `count` prompts of our own, or all that there are."""
     lines = (files("pagedbatch.bench") / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    return list(islice(cycle(map(json.loads, lines)), count))
+    return [json.loads(line) for line in lines[:count]]
 
 
 def read_prompts(path: str, count: int) -> list[Prompt]:
-    """The first `count` prompts of any input that `pagedbatch run` reads, over and over where there are not so many.
+    """The first `count` prompts of any input that `pagedbatch run` reads, or all that there are.
+
+    None comes twice: our prefix cache would answer it for next to nothing. Only prompts are kept, for what else a row
+    asks for is not what is measured.
 
     Raises:
-        UsageError: it can't be read, or has no row with a prompt.
+        UsageError: the input or a row can't be read, or there is no row.
     """
-    from pagedbatch.job.reader import open_source
-
     prompts: list[Prompt] = []
     for row in open_source(path).rows(count):
-        found = {key: row.fields[key] for key in ("prompt", "prompt_token_ids") if key in row.fields}
-        if row.error is None and len(found) == 1:
-            prompts.append(found)
+        if row.error is not None:
+            raise UsageError(row.error)
+        try:
+            fields = plain_fields(row.fields) if is_batch_row(row.fields) else row.fields
+        except RowError as error:
+            raise UsageError(f"{row.place}: {error}") from None
+        prompts.append({name: fields[name] for name in PROMPT_FIELDS if name in fields})
     if not prompts:
-        raise UsageError(f"{path}: none of the first {count} rows has a `prompt` or `prompt_token_ids`")
-    return list(islice(cycle(prompts), count))
+        raise UsageError(f"{path}: there is no row in it")
+    return prompts
 
 
 def write_prompts(prompts: Sequence[Prompt], path: Path) -> None:

@@ -11,7 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from pagedbatch.errors import UsageError
+from pagedbatch.job.interrupts import EXIT_INTERRUPTED, Interrupts
 
+#: Exit code where `generate` failed: our figures are there, the comparison is not.
+_FAILED = 1
 _ENGINE = "Engine, as in `run`"
 
 
@@ -28,7 +31,7 @@ def bench(
     ] = False,
     dummy_length: Annotated[int, typer.Option(min=1, help="Tokens of each random prompt with --dummy-weights.")] = 256,
     jobs: Annotated[str, typer.Option(help="Any of greedy, sampling, beams.")] = "greedy,sampling,beams",
-    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts of each job.")] = 32,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Most prompts of each job.")] = 32,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each output; end tokens are ignored.")] = 64,
     n: Annotated[int, typer.Option("--n", "-n", min=2, help="Outputs a prompt of the sampling job.")] = 8,
     num_beams: Annotated[int, typer.Option(min=2, help="Width of the beams job.")] = 4,
@@ -76,14 +79,15 @@ def bench(
     if json_file is not None and not json_file.parent.is_dir():
         raise UsageError(f"--json: there is no folder {json_file.parent}")
     try:
-        result = compare(plan, partial(print, file=sys.stderr))
+        with Interrupts():
+            result = compare(plan, partial(print, file=sys.stderr))
     except KeyboardInterrupt:
         print("interrupted: nothing was written", file=sys.stderr)
-        return 130
+        return EXIT_INTERRUPTED
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print_comparison(result, Console())
-    return 0
+    return _FAILED if any("error" in (job["generate"] or {}) for job in result["jobs"]) else 0
 
 
 def _names(text: str) -> list[str]:
