@@ -260,6 +260,11 @@ def test_a_cache_may_have_no_blocks() -> None:
     assert backend().allocate_cache(CacheShape(3, 4, 2, 5), 0, torch.float32, CPU).shape == (3, 2, 0, 4, 2, 5)
 
 
+def test_a_cache_too_large_for_the_machine_is_a_memory_error() -> None:
+    with pytest.raises(MemoryError):
+        backend().allocate_cache(CacheShape(1, 16, 1, 64), 2**45, torch.float32, CPU)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     case = paged_case([(9, 1), (12, 4)])
     changes: list[tuple[str, dict[str, Any]]] = [

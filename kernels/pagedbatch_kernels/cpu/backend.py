@@ -69,12 +69,18 @@ class CpuBackend:
 
         In huge pages where the system has them: blocks lie anywhere, and with small pages most reads of one would also
         have to look up its address.
+
+        Raises:
+            MemoryError: there is no room for it.
         """
         size = (shape.num_layers, 2, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_size)
         num_bytes = math.prod(size) * dtype.itemsize
         if num_bytes == 0 or not hasattr(mmap, "MADV_HUGEPAGE"):
             return reference.allocate_cache(shape, num_blocks, dtype, device)
-        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError) as error:
+            raise MemoryError(f"no {num_bytes} bytes for the cache") from error
         with contextlib.suppress(OSError):  # a kernel built without them
             memory.madvise(mmap.MADV_HUGEPAGE)
         return torch.frombuffer(memory, dtype=dtype).view(size)
