@@ -33,7 +33,7 @@ endif
 # Shell: sets $$model.
 FIND_MODEL = model='$(MODEL)'; [ -n "$$model" ] || model=$$($(PY) recipes/demo_model.py) || exit 1
 
-.PHONY: help setup own-environment test lint audit bench fidelity kernels-check gpu-check $(RECIPES)
+.PHONY: help setup own-environment test lint audit bench fidelity kernels-check gpu-check picture $(RECIPES)
 
 help:
 	@echo "make demo                 answer recipes/data/demo.jsonl with SmolLM2-135M-Instruct"
@@ -44,6 +44,7 @@ help:
 	@echo "make fidelity             greedy answers against Hugging Face's generate, on PROMPTS"
 	@echo "make kernels-check        compile the Triton kernels for each target, without a GPU: registers, spills, memory"
 	@echo "make gpu-check            the kernels and the engine on the GPU at hand; DRY=1: at toy size, without one"
+	@echo "make picture              draw the README's picture, docs/account.svg, anew"
 	@echo "make NAME                 run recipes/NAME.toml: $(RECIPES)"
 	@echo "variables                 PYTHON VENV VENV_FLAGS TORCH MODEL PROMPTS LIMIT DRY RUN_FLAGS BENCH_FLAGS TEST_FLAGS"
 
@@ -98,6 +99,10 @@ $(RECIPES): $(SETUP)
 	@$(FIND_MODEL); \
 	set -- $(BIN)pagedbatch run --recipe recipes/$@.toml --model "$$model" $(if $(LIMIT),--limit $(LIMIT)) $(RUN_FLAGS); \
 	echo "$$*" >&2; "$$@"
+
+picture: $(SETUP)
+	@$(MAKE) pass-at-k RUN_FLAGS="--num-blocks 160 --output out/picture.jsonl --restart $(RUN_FLAGS)"
+	@$(PY) docs/make_picture.py out/picture.stats.json docs/account.svg
 
 hf-dataset: out/trivia
 

@@ -72,6 +72,8 @@ def to_svg(figure: Figure) -> str:
     svg = re.sub(r' (?:width|height)="[0-9.]+pt"', "", svg, count=2)
     svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg)
     svg = re.sub(r"font: (?:([a-z0-9]+) )?([0-9.]+px) [^;\"]*", r"font-size: \2", svg)
+    svg = re.sub(r"(\d\.\d\d)\d+", r"\1", svg)  # a hundredth of a point is finer than any screen
+    svg = re.sub(r' transform="rotate\(-0 [^"]*"', "", svg)
     referred = set(re.findall(r"#([\w.-]+)[\")]", svg))
     svg = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in referred else "", svg)
     return re.sub(r"\n\s*", " ", svg).strip() + "\n"
