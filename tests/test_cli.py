@@ -74,7 +74,17 @@ def test_every_setting_is_a_flag_and_every_flag_a_setting() -> None:
 def test_the_help_is_grouped() -> None:
     _, out, _ = _pagedbatch(Path(), "run", "--help")
     panels = [line.split("─ ")[1].split(" ─")[0] for line in out.decode().splitlines() if line.startswith("╭")]
-    assert panels == ["Arguments", "Options", "Input", "Generation", "Beams", "Constraints", "Engine", "Output"]
+    assert panels == [
+        "Arguments",
+        "Options",
+        "Input",
+        "Generation",
+        "Beams",
+        "Constraints",
+        "Engine",
+        "Workers",
+        "Output",
+    ]
 
 
 @pytest.mark.parametrize(
