@@ -391,9 +391,9 @@ def test_only_a_window_of_rows_is_read_ahead(letters: Workplace, monkeypatch: py
     rows = Source.rows
     passes: list[int] = []
 
-    def counted(self: Source, limit: int | None = None) -> Iterator[Any]:
+    def counted(self: Source, limit: int | None = None, *, first: int = 0) -> Iterator[Any]:
         passes.append(0)
-        for row in rows(self, limit):
+        for row in rows(self, limit, first=first):
             passes[-1] += 1
             yield row
 
