@@ -161,8 +161,9 @@ class Workers:
                         return
                     # A group comes twice where Ray lost what it had: the answers are the same.
                     for answer in group.answers:
-                        if not is_delivered[answer.row]:
-                            is_delivered[answer.row] = 1
+                        place = answer.row - rows.rows.start  # a shard's first row is its own first
+                        if not is_delivered[place]:
+                            is_delivered[place] = 1
                             deliver(answer)
                             self.totals.add(answer)
                             self._rows_of[group.worker] += 1
