@@ -87,6 +87,7 @@ def test_neighbouring_shards_touch_and_differ_by_a_row_at_most(num_rows: int, co
 def test_every_row_is_in_exactly_one_shard(num_rows: int, count: int) -> None:
     rows = [row for index in range(count) for row in Shard(index, count).rows(num_rows)]
     assert rows == list(range(num_rows))
+    assert all(row in Shard.of_row(row, num_rows, count).rows(num_rows) for row in rows)
 
 
 @pytest.mark.parametrize(

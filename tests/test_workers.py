@@ -79,6 +79,12 @@ def test_two_workers_write_what_one_process_writes_though_one_is_killed(words: W
     )
 
 
+def test_a_shard_is_answered_by_workers_too(words: Workplace, expected: bytes) -> None:
+    """Its rows keep the numbers that they have in the whole input."""
+    assert words.run(workers=2, shard="1/2", **SETTINGS).exit_code == 0
+    assert words.output.read_bytes().splitlines() == expected.splitlines()[60:]
+
+
 def killed_run(words: Workplace) -> None:
     """A run that kills its own process in the middle, and leaves the ids of its workers."""
 

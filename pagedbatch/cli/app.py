@@ -12,6 +12,7 @@ import typer
 from pagedbatch import __version__
 from pagedbatch.cli.bench import bench
 from pagedbatch.cli.doctor import doctor
+from pagedbatch.cli.merge import merge
 from pagedbatch.cli.report import report
 from pagedbatch.cli.run import run
 from pagedbatch.cli.simulate import simulate
@@ -36,6 +37,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(run)
+app.command()(merge)
 app.command()(report)
 app.command()(bench)
 app.command()(simulate)

@@ -17,6 +17,9 @@ from pagedbatch.job.journal import Journal
 from pagedbatch.job.output import OutputPaths
 from pagedbatch.job.parquet_output import write_parquet
 
+#: The run is finished, and some of its rows are errors.
+EXIT_ROWS_FAILED = 3
+
 
 def clear_leftovers(paths: OutputPaths | None) -> None:
     """Removes what a run that was killed while it wrote left half done. To be called with the journal locked."""
@@ -26,18 +29,27 @@ def clear_leftovers(paths: OutputPaths | None) -> None:
                 temporary_name(path).unlink(missing_ok=True)
 
 
+def write_records(paths: OutputPaths | None, records: Iterator[bytes]) -> None:
+    """Writes the output, whole or not at all; None is stdout.
+
+    Raises:
+        RunError: it can't be written.
+    """
+    if paths is None:
+        _write_to_stdout(records)
+    elif paths.is_parquet:
+        write_parquet(paths.output, records)
+    else:
+        write_atomically(paths.output, _lines(records))
+
+
 def write_output(paths: OutputPaths | None, journal: Journal, *, keep_journal: bool) -> None:
     """Writes every record in input order, then ends the journal, or marks and keeps it for rows still to be run.
 
     Raises:
         RunError: the output can't be written; the journal is as it was.
     """
-    if paths is None:
-        _write_to_stdout(journal)
-    elif paths.is_parquet:
-        write_parquet(paths.output, journal.records())
-    else:
-        write_atomically(paths.output, _lines(journal))
+    write_records(paths, journal.records())
     if keep_journal and paths is not None:
         journal.mark_finished()
     else:
@@ -64,13 +76,13 @@ def read_stats(paths: OutputPaths, journal: Journal) -> dict[str, Any] | None:
     return None
 
 
-def _lines(journal: Journal) -> Iterator[bytes]:
-    return (record + b"\n" for record in journal.records())
+def _lines(records: Iterator[bytes]) -> Iterator[bytes]:
+    return (record + b"\n" for record in records)
 
 
-def _write_to_stdout(journal: Journal) -> None:
+def _write_to_stdout(records: Iterator[bytes]) -> None:
     try:
-        sys.stdout.buffer.writelines(_lines(journal))
+        sys.stdout.buffer.writelines(_lines(records))
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         raise

@@ -14,7 +14,7 @@ from pagedbatch.job.checks import check_columns, check_every_row, refuse_broken
 from pagedbatch.job.constraints import ConstraintSource, read_run_constraint
 from pagedbatch.job.feeder import Preparer
 from pagedbatch.job.fingerprint import model_fingerprint
-from pagedbatch.job.finish import clear_leftovers, read_stats, write_output, write_stats
+from pagedbatch.job.finish import EXIT_ROWS_FAILED, clear_leftovers, read_stats, write_output, write_stats
 from pagedbatch.job.hub import go_offline_if_needed
 from pagedbatch.job.interrupts import EXIT_INTERRUPTED, Interrupts
 from pagedbatch.job.journal import Journal
@@ -32,8 +32,6 @@ from pagedbatch.job.startup import TextSide, open_device_side, open_text_side
 from pagedbatch.job.unfinished import Unfinished
 from pagedbatch.params import resolve
 from pagedbatch.stats.memory import MemoryAccount
-
-EXIT_ROWS_FAILED = 3
 
 #: Settings that decide what is written, beside the generation parameters. The others change only how fast.
 _RESULT_SETTINGS = (

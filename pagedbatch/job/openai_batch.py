@@ -21,6 +21,7 @@ _PASSED_ON = frozenset(READERS) - {"logprobs"} | {
 #: Of no consequence for an answer, or read below.
 _HARMLESS = {"model", "user", "metadata", "store", "service_tier", "stream_options", "parallel_tool_calls"}
 _READ_HERE = {"max_completion_tokens", "logprobs", "top_logprobs", "response_format"}
+_ID_PREFIX = "batch_req_"
 #: Values that ask for nothing.
 _NOTHING: tuple[Any, ...] = (None, False, [], {}, {"type": "text"}, "none")
 
@@ -122,11 +123,20 @@ def answer(record: Mapping[str, Any], url: Any, model: str) -> dict[str, Any]:
             },
         }
     return {
-        "id": f"batch_req_{index}",
+        "id": f"{_ID_PREFIX}{index}",
         "custom_id": record["id"],
         "response": {"status_code": status, "request_id": f"row-{index}", "body": body},
         "error": problem,
     }
+
+
+def answered_row(line: Mapping[str, Any]) -> int | None:
+    """The row number in a line that `answer` made; None if it made no such line."""
+    own_id = line.get("id")
+    if not isinstance(own_id, str) or not line.keys() >= {"custom_id", "response", "error"}:
+        return None
+    number = own_id.removeprefix(_ID_PREFIX)
+    return int(number) if number != own_id and number.isdecimal() else None
 
 
 def _chat_body(record: Mapping[str, Any]) -> dict[str, Any]:

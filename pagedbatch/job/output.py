@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from pagedbatch.errors import UsageError
 from pagedbatch.job.durable import temporary_name
@@ -18,6 +19,15 @@ class OutputPaths:
     output: Path
     stats: Path
     journal: Path
+
+    @classmethod
+    def of(cls, output: Path) -> Self:
+        """The files that belong to `output`; nothing is looked at."""
+        return cls(
+            output=output,
+            stats=output.with_name(output.name.removesuffix(".jsonl").removesuffix(".parquet") + ".stats.json"),
+            journal=output.with_name(output.name + ".journal"),
+        )
 
     @property
     def is_parquet(self) -> bool:
@@ -41,11 +51,7 @@ def output_paths(output: str, input_name: str) -> OutputPaths | None:
         raise UsageError(f"--output {output}: the folder {path.parent} does not exist: make it first")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise UsageError(f"--output {output}: the folder {path.parent} can't be written to")
-    paths = OutputPaths(
-        output=path,
-        stats=path.with_name(path.name.removesuffix(".jsonl").removesuffix(".parquet") + ".stats.json"),
-        journal=path.with_name(path.name + ".journal"),
-    )
+    paths = OutputPaths.of(path)
     replaced = (paths.output, paths.stats)
     for own in (*replaced, *map(temporary_name, replaced), paths.journal, finished_name(paths.journal)):
         if input_name != "-" and own.exists() and Path(input_name).exists() and own.samefile(input_name):

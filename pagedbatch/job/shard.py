@@ -35,6 +35,11 @@ class Shard:
             raise UsageError(f"--shard {value}: shards count from 0, and {last}")
         return cls(index, count)
 
+    @classmethod
+    def of_row(cls, row: int, num_rows: int, count: int) -> Self:
+        """The one of `count` that holds a row of an input of `num_rows`."""
+        return cls(((row + 1) * count - 1) // num_rows, count)
+
     def __str__(self) -> str:
         return f"{self.index}/{self.count}"
 
