@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+from array import array
+from itertools import islice
 
 from pagedbatch.outputs import RequestOutput
 from pagedbatch.params import GenerationParams
@@ -49,6 +51,23 @@ class RowSample:
         """Takes in the rows of another sample of the same input."""
         for negative_id, sequences in other._rows:
             self.add(-negative_id, sequences)
+
+    def __getstate__(self) -> tuple[int, array[int]]:
+        """As numbers in a row: workers send theirs now and then, and objects would take milliseconds."""
+        numbers = array("q")
+        for negative_id, sequences in self._rows:
+            numbers.extend((-negative_id, len(sequences)))
+            for each in sequences:
+                numbers.extend((each.prompt, each.output, each.limit))
+        return self._max_sequences, numbers
+
+    def __setstate__(self, state: tuple[int, array[int]]) -> None:
+        self._max_sequences, numbers = state
+        self._num_sequences, self._rows = 0, []
+        remaining = iter(numbers)
+        for request_id, count in zip(remaining, remaining, strict=False):
+            lengths = list(islice(remaining, 3 * count))
+            self.add(request_id, [SequenceLengths(*lengths[i : i + 3]) for i in range(0, 3 * count, 3)])
 
     def sequences(self) -> list[SequenceLengths]:
         """In order of arrival."""

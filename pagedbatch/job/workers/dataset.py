@@ -7,6 +7,7 @@ which row is to blame, and when to give it up, the `Ledger` and the `GroupRunner
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -168,7 +169,8 @@ class _Book:
         ray.get(self._ledger.settle.remote(self._worker, rows))
 
     def report(self, snapshot: StepSnapshot | None, account: MemoryAccount | None) -> None:
-        self._ledger.report.remote(self._worker, snapshot, account)
+        packed = None if account is None else pickle.dumps(account, pickle.HIGHEST_PROTOCOL)
+        self._ledger.report.remote(self._worker, snapshot, packed)
 
 
 def _table(packed: list[bytes]) -> pa.Table:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagedbatch.outputs import StepSnapshot
-from pagedbatch.stats.memory import MemoryAccount
 
 #: A row is tried so often before it is an error row: at first, and twice more.
 MOST_TRIES = 3
@@ -31,12 +30,15 @@ class Failure:
 
 @dataclass(slots=True)
 class Life:
-    """One start of a worker up to its death: what its settings came to, and what it reported last."""
+    """One start of a worker up to its death: what its settings came to, and what it reported last.
+
+    `account` is a pickled `MemoryAccount`: it comes often, and only the last one is ever opened.
+    """
 
     used: dict[str, Any] = field(default_factory=dict)
     is_ready: bool = False
     snapshot: StepSnapshot | None = None
-    account: MemoryAccount | None = None
+    account: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -118,7 +120,7 @@ class Ledger:
         for row in rows:
             self._tries.pop(row, None)
 
-    def report(self, worker: str, snapshot: StepSnapshot | None, account: MemoryAccount | None) -> None:
+    def report(self, worker: str, snapshot: StepSnapshot | None, account: bytes | None) -> None:
         """Takes a worker's newest state; None leaves what it reported before."""
         life = self._workers[worker].lives[-1]
         life.snapshot = snapshot or life.snapshot

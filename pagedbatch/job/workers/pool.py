@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import queue
 import re
 import threading
@@ -230,4 +231,4 @@ def _last_line(error: Exception) -> str:
 
 
 def _accounts(history: WorkerHistory) -> list[MemoryAccount]:
-    return [life.account for life in history.lives if life.account is not None]
+    return [pickle.loads(life.account) for life in history.lives if life.account is not None]
