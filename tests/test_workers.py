@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,12 @@ def expected(words: Workplace) -> bytes:
 
 
 def workers_of(process: psutil.Process) -> list[psutil.Process]:
-    return [child for child in process.children(recursive=True) if "MapWorker" in "".join(child.cmdline())]
+    found = []
+    for child in process.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it ended just now, or is a zombie
+            if "MapWorker" in "".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 def once_rows_are_done(least: int, act: Callable[[], Any]) -> View:
