@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from pagedbatch.cli.app import app
 from pagedbatch.config import EngineConfig
 from pagedbatch.errors import UsageError
-from pagedbatch.simulation.lengths import RequestLengths, fitting, log_normal, read_trace
+from pagedbatch.simulation.lengths import RequestLengths, fit, log_normal, read_trace
 from pagedbatch.simulation.simulate import SampleLengths, Simulated, simulate
 
 ALPACA = (19.31, 58.45, 1.0)
@@ -37,7 +37,7 @@ def drawn(means: tuple[float, float, float], count: int) -> list[RequestLengths]
 def test_every_output_has_its_length() -> None:
     requests = [RequestLengths(5, 3), RequestLengths(40, 1), RequestLengths(16, 20)]
     found = run(requests, n=2, max_tokens=20, num_blocks=50, block_size=4, check_invariants=True)
-    assert (found.num_ok, found.num_error, found.errors) == (3, 0, [])
+    assert (found.num_ok, found.num_error, found.first_error, found.num_cut) == (3, 0, None, 0)
     assert found.prompt_tokens == 5 + 40 + 16
     assert found.output_tokens == 2 * (3 + 1 + 20)
     assert found.account.memory()["final_live_blocks"] == 0
@@ -91,11 +91,14 @@ def test_a_prefix_in_common_is_found_in_the_pool() -> None:
 def test_a_pool_too_small_for_a_request_fails_that_one() -> None:
     found = run([RequestLengths(10, 5), RequestLengths(500, 5)], max_tokens=5, num_blocks=8, block_size=16)
     assert (found.num_ok, found.num_error) == (1, 1)
-    assert "request 1: " in found.errors[0]
+    assert found.first_error is not None
+    assert found.first_error.startswith("request 1: ")
 
 
 def test_lengths_are_cut_to_the_context() -> None:
-    cut = list(fitting([RequestLengths(100, 100), RequestLengths(10, 100), RequestLengths(5, 2)], 50))
+    requests = [RequestLengths(100, 100), RequestLengths(10, 100), RequestLengths(5, 2)]
+    cut = [fit(request, 50) for request in requests]
+    assert run(requests, max_model_len=50).num_cut == 2
     assert [(one.prompt_tokens, one.output_tokens) for one in cut] == [(49, 1), (10, 40), (5, 2)]
 
 
@@ -141,6 +144,9 @@ def test_the_command_writes_what_report_reads(tmp_path: Path) -> None:
     written = json.loads(stats.read_text())
     assert written["simulated"] is True
     assert written["throughput"]["output_tokens"] == 3 * 13
+    assert written["settings"]["n"] == {"value": 3, "source": "command line"}
+    assert written["settings"]["max_num_seqs"]["source"] == "default"
+    assert written["settings"]["max_model_len"] == {"value": None, "source": "default", "used": 2048}
     assert CliRunner().invoke(app, ["report", str(stats)]).exit_code == 0
 
 

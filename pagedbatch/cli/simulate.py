@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -17,6 +18,7 @@ _ENGINE = "Engine, as in `run`"
 
 
 def simulate(
+    context: typer.Context,
     trace: Annotated[
         str | None,
         typer.Argument(show_default=False, help="CSV, JSONL or Parquet with a column for each length."),
@@ -90,6 +92,7 @@ def simulate(
     from rich.console import Console
 
     from pagedbatch.config import EngineConfig
+    from pagedbatch.job.durable import write_atomically
     from pagedbatch.simulation.lengths import read_trace
     from pagedbatch.simulation.simulate import SampleLengths, simulate
     from pagedbatch.simulation.stats import simulation_stats
@@ -106,7 +109,6 @@ def simulate(
         raise UsageError(f"--preemption: {preemption!r} is none of auto, swap, recompute")
     if output is not None and not output.parent.is_dir():
         raise UsageError(f"--output: there is no folder {output.parent}")
-    settings = {name: value for name, value in locals().items() if isinstance(value, (int, str, type(None)))}
     shape = _shape(model, max_model_len, block_size, dtype)
     blocks = _num_blocks(num_blocks, kv_memory, shape, max_num_seqs, block_size)
     config = EngineConfig(
@@ -133,15 +135,32 @@ def simulate(
         block_bytes=shape["block_bytes"],
         seed=seed,
     )
-    stats = simulation_stats(found, settings | {"num_blocks": blocks, "max_model_len": shape["max_model_len"]})
+    stats = simulation_stats(found, _settings(context, {"num_blocks": blocks, "max_model_len": config.max_model_len}))
     if output is not None:
-        output.write_text(json.dumps(stats) + "\n", encoding="utf-8")
+        write_atomically(output, [json.dumps(stats).encode(), b"\n"])
     console = Console()
     summary(stats, console)
     details(stats, console)
+    if found.num_cut:
+        print(f"{found.num_cut} requests were cut to the context of {config.max_model_len} tokens", file=sys.stderr)
     if found.num_error:
-        Console(stderr=True).print(f"{found.num_error} requests could not run; the first: {found.errors[0]}")
+        print(f"{found.num_error} requests could not run; the first: {found.first_error}", file=sys.stderr)
     return 3 if found.num_error else 0
+
+
+def _settings(context: typer.Context, used: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Each setting's value and source, and what those came to that were left open."""
+    settings: dict[str, dict[str, Any]] = {}
+    for name, value in context.params.items():
+        source = context.get_parameter_source(name)
+        given = source is not None and source.name == "COMMANDLINE"
+        settings[name] = {
+            "value": str(value) if isinstance(value, Path) else value,
+            "source": "command line" if given else "default",
+        }
+        if name in used:
+            settings[name]["used"] = used[name]
+    return settings
 
 
 def _shape(model: str | None, max_model_len: int | None, block_size: int, dtype: str) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -66,12 +66,11 @@ def read_trace(
         yield RequestLengths(max(1, prompt), max(1, output))
 
 
-def fitting(requests: Iterable[RequestLengths], max_model_len: int) -> Iterator[RequestLengths]:
-    """The requests cut to a model's context: a prompt leaves room for one token, an output takes what is left."""
-    for request in requests:
-        prompt = min(request.prompt_tokens, max_model_len - 1)
-        output = min(request.output_tokens, max_model_len - prompt)
-        yield RequestLengths(prompt, output, request.prefix, min(request.prefix_tokens, prompt))
+def fit(request: RequestLengths, max_model_len: int) -> RequestLengths:
+    """The request cut to a model's context: a prompt leaves room for one token, an output takes what is left."""
+    prompt = min(request.prompt_tokens, max_model_len - 1)
+    output = min(request.output_tokens, max_model_len - prompt)
+    return RequestLengths(prompt, output, request.prefix, min(request.prefix_tokens, prompt))
 
 
 def _column(asked: str | None, known: tuple[str, ...], fields: Mapping[str, Any], path: str, flag: str) -> str:

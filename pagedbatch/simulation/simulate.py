@@ -11,7 +11,7 @@ from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
-from pagedbatch.simulation.lengths import RequestLengths, fitting
+from pagedbatch.simulation.lengths import RequestLengths, fit
 from pagedbatch.simulation.runner import END, LengthRunner
 from pagedbatch.stats.memory import MemoryAccount
 
@@ -40,12 +40,13 @@ ONE_SAMPLE = SampleLengths()
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What a simulation gave. `errors` are the messages of requests that could not run, the first few."""
+    """What a simulation gave: of requests that could not run the first one's message, and how many were cut to fit."""
 
     account: MemoryAccount
     num_ok: int
     num_error: int
-    errors: list[str]
+    first_error: str | None
+    num_cut: int
     num_steps: int
     prompt_tokens: int
     output_tokens: int
@@ -81,17 +82,18 @@ def simulate(
         block_bytes=block_bytes,
         max_num_seqs=config.max_num_seqs,
     )
-    waiting = enumerate(fitting(requests, config.max_model_len))
+    waiting = enumerate(requests)
     inside: dict[int, GenerationParams] = {}
-    num_ok = num_error = num_steps = prompt_tokens = output_tokens = 0
-    errors: list[str] = []
+    num_ok = num_error = num_cut = num_steps = prompt_tokens = output_tokens = 0
+    first_error: str | None = None
     began = time.perf_counter()
     while True:
         while engine.num_unfinished < _WINDOW * config.max_num_seqs:
             arrived = next(waiting, None)
             if arrived is None:
                 break
-            index, request = arrived
+            index, request = arrived[0], fit(arrived[1], config.max_model_len)
+            num_cut += request != arrived[1]
             room = min(config.max_model_len - request.prompt_tokens, max_tokens or config.max_model_len)
             lengths[index] = tuple(min(length, room) for length in samples.draw(request.output_tokens, rng))
             inside[index] = (
@@ -111,7 +113,7 @@ def simulate(
             del lengths[output.request_id]
             if output.error is not None:
                 num_error += 1
-                errors = errors or [f"request {output.request_id}: {output.error}"]
+                first_error = first_error or f"request {output.request_id}: {output.error}"
                 continue
             num_ok += 1
             prompt_tokens += output.num_prompt_tokens
@@ -119,7 +121,17 @@ def simulate(
             account.row_finished(output, params, config.max_model_len)
     account.close(engine.pool_counts())
     seconds = time.perf_counter() - began
-    return Simulated(account, num_ok, num_error, errors, num_steps, prompt_tokens, output_tokens, seconds)
+    return Simulated(
+        account=account,
+        num_ok=num_ok,
+        num_error=num_error,
+        first_error=first_error,
+        num_cut=num_cut,
+        num_steps=num_steps,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        seconds=seconds,
+    )
 
 
 def _prompt(index: int, request: RequestLengths) -> list[int]:

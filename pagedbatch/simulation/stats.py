@@ -10,10 +10,10 @@ from pagedbatch.simulation.simulate import Simulated
 
 
 def simulation_stats(found: Simulated, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections of OUT.stats.json. `seconds` are those that the simulation took: no model's speed is claimed."""
+    """The sections of OUT.stats.json; `seconds` are the simulation's: no model's speed is claimed."""
     return {
         "simulated": True,
-        "settings": {name: {"value": value, "source": "command line"} for name, value in settings.items()},
+        "settings": settings,
         "versions": {"pagedbatch": __version__},
         "rows": {
             "total": found.num_ok + found.num_error,

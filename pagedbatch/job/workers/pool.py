@@ -187,16 +187,19 @@ class Workers:
 
     def workers(self) -> list[dict[str, Any]] | None:
         """The stats of each worker, in the order of their first starts."""
-        return [
-            {
-                "node": history.node,
-                "rows": self._rows_of[name],
-                "restarts": history.restarts,
-                "memory": merge_accounts([_accounts(history)]).blocks(),
-                "time": merge_accounts([_accounts(history)]).time(),
-            }
-            for name, history in self._histories.items()
-        ]
+        found = []
+        for name, history in self._histories.items():
+            account = merge_accounts([_accounts(history)])
+            found.append(
+                {
+                    "node": history.node,
+                    "rows": self._rows_of[name],
+                    "restarts": history.restarts,
+                    "memory": account.blocks(),
+                    "time": account.time(),
+                }
+            )
+        return found
 
     def _look(self) -> Overview:
         """The ledger's overview, asked for now and then only."""
