@@ -30,6 +30,7 @@ from pagedbatch.sequence import Request
 from pagedbatch.simulation.genealogy import lineages
 from pagedbatch.simulation.lengths import RequestLengths
 from pagedbatch.simulation.simulate import simulate
+from pagedbatch.simulation.trace import script_trace
 from pagedbatch.stats.memory import MemoryAccount
 
 PAPER = {2: 0.3756, 4: 0.5313, 6: 0.5516}
@@ -99,9 +100,8 @@ def main(model: str, prompts: str, count: str = "40", *widths: str) -> None:
         if widths and str(num_beams) not in widths:
             continue
         saving, recorder = search(runner, lengths, num_beams)
-        simulated = simulate(
-            [RequestLengths(len(prompt), output) for prompt, output in lengths], CONFIG, num_beams=num_beams
-        )
+        trace = [RequestLengths(len(prompt), output) for prompt, output in lengths]
+        simulated = simulate(script_trace(trace, CONFIG.max_model_len, num_beams=num_beams), CONFIG)
         print(
             f"{num_beams} beams: saving {saving:.1%}, paper {paper:.1%}, simulated {saved(simulated.account):.1%}; "
             f"ancestors {DISTANCES} steps back: {' '.join(ancestors(recorder, each) for each in DISTANCES)}",

@@ -12,6 +12,7 @@ from pagedbatch.config import EngineConfig
 from pagedbatch.simulation.genealogy import lineages, next_parents
 from pagedbatch.simulation.lengths import RequestLengths, log_normal
 from pagedbatch.simulation.simulate import simulate
+from pagedbatch.simulation.trace import script_trace
 
 #: Ancestors 1, 4 and 16 steps back, as `tests/beam_sharing.py` measured them in real searches.
 REAL = {2: (1.74, 1.30, 1.02), 4: (3.21, 2.13, 1.22), 6: (4.68, 3.04, 1.59)}
@@ -19,7 +20,8 @@ REAL = {2: (1.74, 1.30, 1.02), 4: (3.21, 2.13, 1.22), 6: (4.68, 3.04, 1.59)}
 
 def memory(requests: list[RequestLengths], num_beams: int, **settings: Any) -> dict[str, Any]:
     values = {"num_blocks": 5000, "max_model_len": 2048, "max_num_seqs": 64, "prefix_cache": False} | settings
-    done = simulate(requests, EngineConfig(**values), num_beams=num_beams, max_tokens=1000)
+    config = EngineConfig(**values)
+    done = simulate(script_trace(requests, config.max_model_len, num_beams=num_beams, max_tokens=1000), config)
     assert (done.num_ok, done.num_error) == (len(requests), 0)
     assert done.output_tokens == num_beams * sum(request.output_tokens for request in requests)
     found: dict[str, Any] = done.account.memory()

@@ -15,7 +15,8 @@ from pagedbatch.cli.app import app
 from pagedbatch.config import EngineConfig
 from pagedbatch.errors import UsageError
 from pagedbatch.simulation.lengths import RequestLengths, fit, log_normal, read_trace
-from pagedbatch.simulation.simulate import SampleLengths, Simulated, simulate
+from pagedbatch.simulation.simulate import Simulated, simulate
+from pagedbatch.simulation.trace import SampleLengths, script_trace
 
 ALPACA = (19.31, 58.45, 1.0)
 SHAREGPT = (161.31, 337.99, 0.65)
@@ -27,7 +28,10 @@ def run(
     config = EngineConfig(
         **{"num_blocks": 10_000, "max_model_len": 2048, "prefix_cache": False, "check_invariants": False, **settings}
     )
-    return simulate(requests, config, samples=SampleLengths(n, independent), max_tokens=max_tokens, block_bytes=100)
+    scripted = script_trace(
+        requests, config.max_model_len, samples=SampleLengths(n, independent), max_tokens=max_tokens
+    )
+    return simulate(scripted, config, block_bytes=100)
 
 
 def drawn(means: tuple[float, float, float], count: int) -> list[RequestLengths]:

@@ -94,8 +94,9 @@ def simulate(
     from pagedbatch.config import EngineConfig
     from pagedbatch.job.durable import write_atomically
     from pagedbatch.simulation.lengths import read_trace
-    from pagedbatch.simulation.simulate import SampleLengths, simulate
+    from pagedbatch.simulation.simulate import simulate
     from pagedbatch.simulation.stats import simulation_stats
+    from pagedbatch.simulation.trace import SampleLengths, script_trace
     from pagedbatch.stats.report import summary
     from pagedbatch.stats.tables import details
 
@@ -126,15 +127,15 @@ def simulate(
         if log_normal is not None
         else read_trace(str(trace), input_column=input_column, output_column=output_column, limit=limit)
     )
-    found = simulate(
+    scripted = script_trace(
         requests,
-        config,
+        config.max_model_len,
         samples=SampleLengths(n, sample_lengths == "independent"),
         num_beams=num_beams,
         max_tokens=max_tokens,
-        block_bytes=shape["block_bytes"],
         seed=seed,
     )
+    found = simulate(scripted, config, block_bytes=shape["block_bytes"], seed=seed)
     stats = simulation_stats(found, _settings(context, {"num_blocks": blocks, "max_model_len": config.max_model_len}))
     if output is not None:
         write_atomically(output, [json.dumps(stats).encode(), b"\n"])

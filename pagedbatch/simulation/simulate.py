@@ -1,8 +1,7 @@
-"""The engine on lengths alone: requests in, the account of its memory out. Knows no model and no file."""
+"""The engine without a model: requests in, the account of its memory out. Knows no traces and no file."""
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -11,36 +10,32 @@ from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
-from pagedbatch.simulation.lengths import RequestLengths, fit
 from pagedbatch.simulation.runner import END, LengthRunner
 from pagedbatch.stats.memory import MemoryAccount
 
-#: Requests inside the engine at a time, in units of `max_num_seqs`.
+#: Requests inside the engine at a time, in units of `max_num_seqs`: as many as in a run.
 _WINDOW = 2
 
 
 @dataclass(frozen=True, slots=True)
-class SampleLengths:
-    """How long a request's samples are: all as long as the trace says, or each for itself.
+class ScriptedRequest:
+    """A request and how long its outputs will be.
 
-    With `independent`, a sample's length is drawn from an exponential distribution whose mean is the trace's length.
+    `lengths` has an entry for each sample, in tokens, the end token included; all beams of a search are as long as the
+    first. None is above `max_tokens`. `is_cut`: it was longer before it came here.
     """
 
-    n: int = 1
-    independent: bool = False
-
-    def draw(self, output_tokens: int, rng: random.Random) -> tuple[int, ...]:
-        if not self.independent:
-            return (output_tokens,) * self.n
-        return tuple(max(1, round(rng.expovariate(1 / output_tokens))) for _ in range(self.n))
-
-
-ONE_SAMPLE = SampleLengths()
+    request: Request
+    lengths: tuple[int, ...]
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What a simulation gave: of requests that could not run the first one's message, and how many were cut to fit."""
+    """What a simulation gave: of requests that could not run the first one's message, and how many were cut to fit.
+
+    `mean_groups` is how many requests ran at once, averaged over steps; `peak_groups` the most.
+    """
 
     account: MemoryAccount
     num_ok: int
@@ -48,32 +43,24 @@ class Simulated:
     first_error: str | None
     num_cut: int
     num_steps: int
+    mean_groups: float
+    peak_groups: int
     prompt_tokens: int
     output_tokens: int
     seconds: float
 
 
 def simulate(
-    requests: Iterable[RequestLengths],
-    config: EngineConfig,
-    *,
-    samples: SampleLengths = ONE_SAMPLE,
-    num_beams: int = 1,
-    max_tokens: int | None = None,
-    block_bytes: int = 0,
-    seed: int = 0,
+    requests: Iterable[ScriptedRequest], config: EngineConfig, *, block_bytes: int = 0, seed: int = 0
 ) -> Simulated:
     """Runs the requests through the real scheduler and pool, first come first served, all there from the start.
 
     Args:
-        requests: lengths are cut to `config.max_model_len`.
-        config: `prefix_cache` matters only to requests with a prefix in common; `eos_token_ids` is set here.
-        num_beams: above 1, each request is a beam search of this width, all of its beams as long as its output.
-        max_tokens: the limit of every output, all that the scheduler knows beforehand; None: what the context leaves.
+        requests: their ids are all different.
+        config: `eos_token_ids` is set here.
         block_bytes: of one block, for the account.
-        seed: of the independent lengths and of the beams' descent.
+        seed: of the beams' descent.
     """
-    rng = random.Random(seed)
     lengths: dict[int, tuple[int, ...]] = {}
     engine = Engine(replace(config, eos_token_ids=frozenset({END})), LengthRunner(lengths, seed))
     account = MemoryAccount(
@@ -82,9 +69,10 @@ def simulate(
         block_bytes=block_bytes,
         max_num_seqs=config.max_num_seqs,
     )
-    waiting = enumerate(requests)
+    waiting = iter(requests)
     inside: dict[int, GenerationParams] = {}
     num_ok = num_error = num_cut = num_steps = prompt_tokens = output_tokens = 0
+    sum_groups = peak_groups = 0
     first_error: str | None = None
     began = time.perf_counter()
     while True:
@@ -92,22 +80,19 @@ def simulate(
             arrived = next(waiting, None)
             if arrived is None:
                 break
-            index, request = arrived[0], fit(arrived[1], config.max_model_len)
-            num_cut += request != arrived[1]
-            room = min(config.max_model_len - request.prompt_tokens, max_tokens or config.max_model_len)
-            lengths[index] = tuple(min(length, room) for length in samples.draw(request.output_tokens, rng))
-            inside[index] = (
-                GenerationParams(n=num_beams, num_beams=num_beams, max_tokens=room, seed=index, early_stopping=True)
-                if num_beams > 1
-                else GenerationParams(n=samples.n, temperature=float(samples.n > 1), max_tokens=room)
-            )
-            engine.add(Request(index, _prompt(index, request), inside[index], rng_key=index))
+            request = _stripped(arrived.request)
+            num_cut += arrived.is_cut
+            lengths[request.request_id] = arrived.lengths
+            inside[request.request_id] = request.params
+            engine.add(request)
         if not engine.has_unfinished:
             break
         step = engine.step()
         num_steps += 1
         if step.snapshot is not None:
             account.observe(step.snapshot)
+            sum_groups += step.snapshot.running_groups
+            peak_groups = max(peak_groups, step.snapshot.running_groups)
         for output in step.finished:
             params = inside.pop(output.request_id)
             del lengths[output.request_id]
@@ -128,13 +113,26 @@ def simulate(
         first_error=first_error,
         num_cut=num_cut,
         num_steps=num_steps,
+        mean_groups=sum_groups / num_steps if num_steps else 0.0,
+        peak_groups=peak_groups,
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
         seconds=seconds,
     )
 
 
-def _prompt(index: int, request: RequestLengths) -> list[int]:
-    """Token ids that begin as those of the request's prefix group do, and go on as no other's."""
-    own = request.prompt_tokens - request.prefix_tokens
-    return [-1 - request.prefix] * request.prefix_tokens + [index + 1] * own
+def _stripped(request: Request) -> Request:
+    """The request with nothing that ends or chooses an output but its lengths, under its id as the runner's key."""
+    asked = request.params
+    params = GenerationParams(
+        n=asked.n,
+        best_of=asked.best_of,
+        num_beams=asked.num_beams,
+        num_beam_groups=asked.num_beam_groups,
+        early_stopping=True,
+        temperature=asked.temperature,
+        max_tokens=asked.max_tokens,
+        prompt_logprobs=asked.prompt_logprobs,
+        seed=request.request_id,
+    )
+    return replace(request, params=params, rng_key=request.request_id, constraint=None)
