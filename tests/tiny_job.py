@@ -100,7 +100,7 @@ def device_side(settings: RunSettings, text: TextSide) -> DeviceSide:
 def without_model() -> Iterator[pytest.MonkeyPatch]:
     """Within it `run_job` loads no model, whatever its name."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pagedbatch.job.job.open_text_side", text_side)
+        patch.setattr("pagedbatch.job.opening.open_text_side", text_side)
         patch.setattr("pagedbatch.job.job.open_device_side", device_side)
         patch.setattr("pagedbatch.job.job.model_fingerprint", lambda _: "tiny")
         patch.setattr("pagedbatch.job.job.go_offline_if_needed", lambda *_: None)

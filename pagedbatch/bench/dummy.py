@@ -11,6 +11,7 @@ import psutil
 import torch
 
 from pagedbatch.errors import UsageError
+from pagedbatch.model.facts import num_parameters
 from pagedbatch.model.loader import load_config, load_tokenizer
 from pagedbatch.model.support import check_supported
 from pagedbatch.stats.wording import size
@@ -58,15 +59,6 @@ def make_dummy_model(source: str, folder: Path, dtype: torch.dtype) -> bool:
     tokenizer = _own_tokenizer(source)
     (tokenizer or _word_tokenizer(config.vocab_size)).save_pretrained(folder)
     return tokenizer is not None
-
-
-def num_parameters(config: Any) -> int:
-    """How many weights a model of this config has, tied ones counted once; none of them is made."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    return sum(weight.numel() for weight in model.parameters())
 
 
 def dummy_prompts(count: int, length: int, vocab_size: int) -> list[dict[str, Any]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from pagedbatch.config import EngineConfig
-from pagedbatch.sequence import SequenceGroup
+from pagedbatch.params import GenerationParams
+from pagedbatch.sequence import Request, SequenceGroup
 
 
 class Admission(Enum):
@@ -14,6 +15,24 @@ class Admission(Enum):
     OK = auto()
     LATER = auto()
     NEVER = auto()
+
+
+def max_width(config: EngineConfig, params: GenerationParams) -> int:
+    """The most sequences of a request at once. Beams are ranked against each other and must all run; samples can take
+    turns."""
+    if params.max_tokens == 0:
+        return 1
+    if params.use_beam_search:
+        return params.num_beams
+    return min(params.num_samples, config.max_num_seqs, config.max_num_batched_tokens)
+
+
+def refusal(config: EngineConfig, request: Request) -> str | None:
+    """Why a request can never run, known before it is queued; None: it can."""
+    group = SequenceGroup(request, arrival=0, max_width=max_width(config, request.params))
+    if request.computes_nothing or blocks_at_most(config, group) <= config.num_blocks:
+        return None
+    return never_message(config, group)
 
 
 def blocks_at_most(config: EngineConfig, group: SequenceGroup) -> int:

@@ -13,7 +13,7 @@ import bisect
 import heapq
 
 from pagedbatch.config import EngineConfig
-from pagedbatch.engine.admission import Admission, blocks_at_most, never_message
+from pagedbatch.engine.admission import Admission, blocks_at_most, max_width, never_message
 from pagedbatch.engine.block_manager import BlockManager
 from pagedbatch.engine.plan import StepPlan
 from pagedbatch.engine.prefix_cache import CachedBlock
@@ -21,7 +21,6 @@ from pagedbatch.engine.stopping import StopChecker
 from pagedbatch.engine.tasks import add_prompt_task, add_tasks
 from pagedbatch.errors import EngineStalledError
 from pagedbatch.outputs import EngineCounters, ScheduledSequence
-from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import GroupState, Request, Sequence, SequenceGroup
 
 
@@ -54,20 +53,12 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queues a request. Its first sequence exists from now on; its siblings appear when it first draws."""
-        group = SequenceGroup(request, self._num_arrivals, self._max_width(request.params))
+        group = SequenceGroup(request, self._num_arrivals, max_width(self.config, request.params))
         self._num_arrivals += 1
         seq = Sequence(self.new_seq_id(), group, 0)
         seq.constraint = None if request.constraint is None else request.constraint.start()
         group.sequences.append(seq)
         self._enqueue(group)
-
-    def _max_width(self, params: GenerationParams) -> int:
-        """Beams are ranked against each other and must all run; samples can take turns."""
-        if params.max_tokens == 0:
-            return 1
-        if params.use_beam_search:
-            return params.num_beams
-        return min(params.num_samples, self.config.max_num_seqs, self.config.max_num_batched_tokens)
 
     def new_seq_id(self) -> int:
         self._next_seq_id += 1

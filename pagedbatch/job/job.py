@@ -10,25 +10,23 @@ from typing import Any, Protocol
 
 from pagedbatch.errors import PagedBatchError, RunError, UsageError
 from pagedbatch.job.answers import Answer, AnswerWriter
-from pagedbatch.job.checks import check_columns, check_every_row, refuse_broken
-from pagedbatch.job.constraints import ConstraintSource, read_run_constraint
-from pagedbatch.job.feeder import Preparer
+from pagedbatch.job.constraints import ConstraintSource
 from pagedbatch.job.fingerprint import model_fingerprint
 from pagedbatch.job.finish import EXIT_ROWS_FAILED, clear_leftovers, read_stats, write_output, write_stats
 from pagedbatch.job.hub import go_offline_if_needed
 from pagedbatch.job.interrupts import EXIT_INTERRUPTED, Interrupts
 from pagedbatch.job.journal import Journal
 from pagedbatch.job.journal_lines import Manifest, ModelIdentity
-from pagedbatch.job.keep import KeptColumns
 from pagedbatch.job.loop import RowsView, Totals
 from pagedbatch.job.one_process import OneProcess
+from pagedbatch.job.opening import OpenedJob, open_job
 from pagedbatch.job.output import OutputPaths, output_paths
-from pagedbatch.job.reader import ReadOptions, Source, Survey, open_source, survey
+from pagedbatch.job.reader import Source, Survey
 from pagedbatch.job.records import RecordWriter
 from pagedbatch.job.run_stats import build_stats, describe_settings, versions
 from pagedbatch.job.settings import RunSettings
-from pagedbatch.job.shard import describe_shard, rows_to_run, shard_settings
-from pagedbatch.job.startup import TextSide, open_device_side, open_text_side
+from pagedbatch.job.shard import describe_shard, shard_settings
+from pagedbatch.job.startup import open_device_side
 from pagedbatch.job.unfinished import Unfinished
 from pagedbatch.params import resolve
 from pagedbatch.stats.memory import MemoryAccount
@@ -87,30 +85,16 @@ def run_job(settings: RunSettings, ui: Ui) -> JobResult:
         raise UsageError("--shard needs a file as --output: pagedbatch merge reads the stats that stand beside it")
     go_offline_if_needed(settings.input, settings.model)
     with Interrupts() as interrupts:
-        source = open_source(settings.input, read_options(settings))
-        found = survey(
-            source,
-            limit=settings.limit,
-            allow_duplicate_ids=settings.allow_duplicate_ids,
-            on_broken=ui.notice if settings.strict else None,
-        )
-        if settings.strict:
-            refuse_broken(found.num_broken, found.num_rows)
-        check_columns(settings, source, found)
-        rows = rows_to_run(settings.shard, found.num_rows)
-        constraint = read_run_constraint(settings)
-        text = open_text_side(settings, constraint, ui.notice)
-        preparer = Preparer(text.prompts, KeptColumns(settings.keep), settings.model_names)
-        if settings.strict:
-            check_every_row(source, found, preparer, ui.notice)
-        manifest = _manifest(settings, source, rows, found.num_rows, constraint)
+        opened = open_job(settings, ui.notice)
+        source, rows, constraint, text = opened.source, opened.rows, opened.constraint, opened.text
+        manifest = _manifest(settings, source, rows, opened.found.num_rows, constraint)
         with _open_journal(settings, manifest, rows, paths) as journal:
             clear_leftovers(paths)
             _tell_resumed(journal, rows, ui)
             if journal.is_complete and journal.num_resumed and paths is not None:
                 stats = read_stats(paths, journal)
                 if stats is not None:
-                    return _finish(settings, paths, found, journal, stats, ui)
+                    return _finish(settings, paths, opened.found, journal, stats, ui)
             unfinished = Unfinished(source, rows, journal.finished_rows())
             batch_model = None if paths is not None and paths.is_parquet else settings.model_names[0]
             if settings.uses_workers:
@@ -118,24 +102,14 @@ def run_job(settings: RunSettings, ui: Ui) -> JobResult:
                 from pagedbatch.job.workers.pool import open_workers
 
                 plan = EnginePlan(settings, constraint, batch_model)
-                opened: AbstractContextManager[Engines] = open_workers(plan, text.params.width, unfinished)
+                engines_of_run: AbstractContextManager[Engines] = open_workers(plan, text.params.width, unfinished)
             else:
                 answers = AnswerWriter(RecordWriter(text.tokenizer), batch_model)
-                opened = nullcontext(OneProcess(settings, preparer, answers, open_device_side(settings, text)))
-            with opened as engines:
-                run = _Run(settings, source, found, manifest, paths, journal, text, unfinished, engines, began)
+                device = open_device_side(settings, text)
+                engines_of_run = nullcontext(OneProcess(settings, opened.preparer, answers, device))
+            with engines_of_run as engines:
+                run = _Run(settings, opened, manifest, paths, journal, unfinished, engines, began)
                 return run.run(ui, interrupts)
-
-
-def read_options(settings: RunSettings) -> ReadOptions:
-    """How the settings ask for the input to be read."""
-    return ReadOptions(
-        split=settings.split,
-        subset=settings.subset,
-        streaming=settings.streaming,
-        max_line_bytes=settings.max_line_bytes,
-        limit=settings.limit,
-    )
 
 
 def _finish(
@@ -164,12 +138,10 @@ class _Run:
     """A run whose parts are all there: nothing that the user did can be wrong any more but single rows."""
 
     settings: RunSettings
-    source: Source
-    found: Survey
+    opened: OpenedJob
     manifest: Manifest
     paths: OutputPaths | None
     journal: Journal
-    text: TextSide
     unfinished: Unfinished
     engines: Engines
     began: float
@@ -180,7 +152,8 @@ class _Run:
             try:
                 self.engines.run(self.unfinished, self._deliver, view, interrupts)
                 if not self.journal.is_complete and not interrupts.requested:
-                    raise RunError(f"{self.source.name} holds fewer rows than when the run began: it was changed")
+                    name = self.opened.source.name
+                    raise RunError(f"{name} holds fewer rows than when the run began: it was changed")
             except PagedBatchError:
                 with suppress(RunError):
                     write_stats(self.paths, self._stats())
@@ -190,7 +163,7 @@ class _Run:
         try:
             write_stats(self.paths, stats)
             if self.journal.is_complete:
-                return _finish(self.settings, self.paths, self.found, self.journal, stats, ui)
+                return _finish(self.settings, self.paths, self.opened.found, self.journal, stats, ui)
             self.journal.sync()
         except RunError:
             ui.notice(self._resume_hint())
@@ -206,7 +179,7 @@ class _Run:
         first_step_at = totals.first_step_at
         stats = build_stats(
             settings=describe_settings(
-                self.settings, self.text.params, self.text.defaults.generation, used=self.engines.used()
+                self.settings, self.opened.text.params, self.opened.text.defaults.generation, used=self.engines.used()
             ),
             num_rows=len(self.unfinished.rows),
             journal=self.journal,
@@ -216,7 +189,7 @@ class _Run:
             workers=self.engines.workers(),
         )
         if self.settings.shard is not None:
-            stats["shard"] = describe_shard(self.manifest, self.unfinished.rows, self.found.num_rows)
+            stats["shard"] = describe_shard(self.manifest, self.unfinished.rows, self.opened.found.num_rows)
         return stats
 
     def _resume_hint(self) -> str:

@@ -127,20 +127,27 @@ def open_device_side(settings: RunSettings, text: TextSide, *, memory_share: flo
         max_num_seqs=settings.max_num_seqs,
         memory_share=memory_share,
     )
-    config = EngineConfig(
-        num_blocks=runner.num_blocks,
+    config = engine_config(settings, text.defaults, runner.num_blocks, runner.num_swap_blocks)
+    return DeviceSide(loaded, runner, Engine(config, runner, _detokenizer(text.tokenizer)))
+
+
+def engine_config(
+    settings: RunSettings, defaults: ModelDefaults, num_blocks: int, num_swap_blocks: int
+) -> EngineConfig:
+    """What a run's engine is told, with pools of so many blocks."""
+    return EngineConfig(
+        num_blocks=num_blocks,
         block_size=settings.block_size,
-        num_swap_blocks=runner.num_swap_blocks,
+        num_swap_blocks=num_swap_blocks,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_num_scored_tokens=max(1, _SCORED_LOGITS // text.defaults.vocab_size),
-        max_model_len=text.defaults.max_model_len,
-        window=text.defaults.window,
+        max_num_scored_tokens=max(1, _SCORED_LOGITS // defaults.vocab_size),
+        max_model_len=defaults.max_model_len,
+        window=defaults.window,
         preemption=settings.preemption,
         prefix_cache=settings.prefix_cache,
-        eos_token_ids=text.defaults.eos_token_ids,
+        eos_token_ids=defaults.eos_token_ids,
     )
-    return DeviceSide(loaded, runner, Engine(config, runner, _detokenizer(text.tokenizer)))
 
 
 def new_account(settings: RunSettings, device: DeviceSide) -> MemoryAccount:

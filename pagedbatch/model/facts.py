@@ -57,6 +57,15 @@ def model_facts(config: Any) -> ModelFacts:
     )
 
 
+def num_parameters(config: Any) -> int:
+    """How many weights a model of this config has, tied ones counted once; none of them is made."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return sum(weight.numel() for weight in model.parameters())
+
+
 def _windows(config: Any) -> dict[int, int]:
     windows = [window for window in sliding_windows(config) if window is not None]
     return {window: windows.count(window) for window in sorted(set(windows))}

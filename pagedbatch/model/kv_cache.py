@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,52 @@ def _container_memory(cgroup: Path) -> float:
         return math.inf
 
 
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """A pool on the device and one on the host, in blocks of `block_bytes` over all layers."""
+
+    num_blocks: int
+    num_swap_blocks: int
+    block_bytes: int
+
+
+def choose_pool_size(
+    config: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    max_model_len: int,
+    block_size: int,
+    num_blocks: int | None,
+    kv_memory: int | None,
+    swap_space: int,
+    max_num_seqs: int,
+    memory_share: float = 1.0,
+    spoken_for: int = 0,
+) -> PoolSize:
+    """The pools of a run of the model that has this (text) config.
+
+    Args:
+        max_model_len, max_num_seqs: no unasked pool is larger than so many sequences of this length.
+        num_blocks, kv_memory, memory_share, spoken_for: as in `choose_num_blocks`.
+        swap_space: bytes on the host.
+
+    Raises:
+        UsageError: not even one block fits.
+    """
+    block_bytes = cache_shape(config, block_size).block_bytes(dtype)
+    chosen = choose_num_blocks(
+        block_bytes,
+        device,
+        num_blocks=num_blocks,
+        kv_memory=kv_memory,
+        most_useful=max_num_seqs * -(-max_model_len // block_size),
+        memory_share=memory_share,
+        spoken_for=spoken_for,
+    )
+    return PoolSize(chosen, swap_space // block_bytes, block_bytes)
+
+
 def choose_num_blocks(
     block_bytes: int,
     device: torch.device,
@@ -106,6 +153,7 @@ def choose_num_blocks(
     kv_memory: int | None,
     most_useful: int,
     memory_share: float = 1.0,
+    spoken_for: int = 0,
 ) -> int:
     """The size of the pool: as asked, or what fits into a share of the free memory.
 
@@ -114,6 +162,7 @@ def choose_num_blocks(
         kv_memory: bytes asked for, or None.
         most_useful: blocks that no run could use up; an unasked pool is not made larger.
         memory_share: how much of a CPU's free memory there is to count on, where several pools share one machine.
+        spoken_for: bytes of the memory that is free now which will not be when the pool is made: weights.
 
     Raises:
         UsageError: not even one block fits.
@@ -126,10 +175,11 @@ def choose_num_blocks(
             raise UsageError(f"--kv-memory {kv_memory} bytes is less than one block ({block_bytes} bytes): raise it")
         return fitting
     share = FREE_MEMORY_SHARE[device.type] * (memory_share if device.type == "cpu" else 1.0)
-    fitting = int(free_memory(device) * share) // block_bytes
+    free = max(0, free_memory(device) - spoken_for)
+    fitting = int(free * share) // block_bytes
     if fitting < 1:
         raise UsageError(
-            f"no memory left for the KV pool: {free_memory(device) / GIB:.2f} GiB free on {device.type}, "
+            f"no memory left for the KV pool: {free / GIB:.2f} GiB free on {device.type}, "
             f"one block takes {block_bytes} bytes; free some memory or set --num-blocks"
         )
     return min(fitting, most_useful)

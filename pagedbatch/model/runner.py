@@ -11,14 +11,14 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from pagedbatch_kernels.interface import AttentionShape, Backend, CacheShape
+from pagedbatch_kernels.interface import AttentionShape, Backend
 from pagedbatch_kernels.row_ops import RowOps
 
 from pagedbatch.model.attention import PagedAttention
 from pagedbatch.model.backends import choose_backend, choose_row_ops
 from pagedbatch.model.forward import ForwardName, choose_forward
 from pagedbatch.model.input_batch import InputBatcher, rows_needed
-from pagedbatch.model.kv_cache import KVCache, cache_shape, choose_num_blocks
+from pagedbatch.model.kv_cache import KVCache, cache_shape, choose_pool_size
 from pagedbatch.model.loader import LoadedModel
 from pagedbatch.model.sampler import Sampler
 from pagedbatch.model.scoring import score_prompts
@@ -96,17 +96,20 @@ class ModelRunner:
             UsageError: no such backend, or no memory for the pools.
         """
         backend_name, backend = choose_backend(attention, loaded.device, notice)
-        shape: CacheShape = cache_shape(loaded.config, block_size)
-        block_bytes = shape.block_bytes(loaded.dtype)
-        chosen = choose_num_blocks(
-            block_bytes,
+        size = choose_pool_size(
+            loaded.config,
+            loaded.dtype,
             loaded.device,
+            max_model_len=loaded.defaults.max_model_len,
+            block_size=block_size,
             num_blocks=num_blocks,
             kv_memory=kv_memory,
-            most_useful=max_num_seqs * -(-loaded.defaults.max_model_len // block_size),
+            swap_space=swap_space,
+            max_num_seqs=max_num_seqs,
             memory_share=memory_share,
         )
-        cache = KVCache(backend, shape, chosen, swap_space // block_bytes, loaded.dtype, loaded.device)
+        shape = cache_shape(loaded.config, block_size)
+        cache = KVCache(backend, shape, size.num_blocks, size.num_swap_blocks, loaded.dtype, loaded.device)
         row_ops = choose_row_ops(attention, backend_name, loaded.device, notice)
         return cls(loaded, backend_name, backend, cache, row_ops, forward=forward, keep_model=keep_model, notice=notice)
 
