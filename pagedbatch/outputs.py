@@ -107,8 +107,7 @@ class SchedulerOutput:
     prompts: list[PromptTask] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class SampleResult:
+class SampleResult(NamedTuple):
     """What a `SampleTask` drew: one entry a sample index, or none where its constraint leaves nothing to draw.
 
     `error` is set when the row's logits are not numbers.

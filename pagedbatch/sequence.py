@@ -76,14 +76,15 @@ class Sequence:
     """One growing output of a group: its history, and how far its K/V stand in the pool."""
 
     __slots__ = (
-        "_num_prompt_tokens", "beam_group", "constraint", "cumulative_logprob", "group", "num_computed_tokens",
+        "beam_group", "constraint", "cumulative_logprob", "group", "num_computed_tokens", "num_tokens",
         "peak_computed_tokens", "sample_index", "seq_id", "tail",
     )  # fmt: skip
 
     def __init__(self, seq_id: int, group: SequenceGroup, sample_index: int) -> None:
         self.seq_id = seq_id
         self.group = group
-        self._num_prompt_tokens = len(group.request.prompt_token_ids)
+        #: Of prompt and output together.
+        self.num_tokens = len(group.prompt_token_ids)
         self.sample_index = sample_index
         #: Which beams it is ranked against, once they are beams.
         self.beam_group = 0
@@ -98,22 +99,13 @@ class Sequence:
     def num_output_tokens(self) -> int:
         return 0 if self.tail is None else self.tail.length
 
-    @property
-    def num_tokens(self) -> int:
-        return self._num_prompt_tokens + (0 if self.tail is None else self.tail.length)
-
-    @property
-    def num_missing_tokens(self) -> int:
-        """Tokens whose K/V must still be computed before the next one can be drawn."""
-        return self.num_tokens - self.num_computed_tokens
-
     def token_slice(self, start: int, stop: int) -> list[int]:
         """Token ids `[start, stop)` of prompt and output together."""
         prompt = self.group.prompt_token_ids
         if stop <= len(prompt):
             return prompt[start:stop]
         assert self.tail is not None
-        if start == stop - 1 and stop == len(prompt) + self.tail.length:
+        if start == stop - 1 and stop == self.num_tokens:
             return [self.tail.token_id]  # a decode step: no walk
         first_output = max(start, len(prompt))
         outputs = output_token_ids(self.tail, last=self.num_tokens - first_output)
@@ -122,6 +114,7 @@ class Sequence:
     def append(self, node: TokenNode) -> None:
         """Takes in the next generated token, which ended nothing."""
         self.tail = node
+        self.num_tokens += 1
         if self.constraint is not None:
             self.constraint.advance(node.token_id)
 
@@ -130,6 +123,7 @@ class Sequence:
         child = Sequence(seq_id, self.group, self.sample_index)
         child.beam_group = self.beam_group
         child.tail = self.tail
+        child.num_tokens = self.num_tokens
         child.cumulative_logprob = self.cumulative_logprob
         child.num_computed_tokens = self.num_computed_tokens
         child.peak_computed_tokens = self.peak_computed_tokens
@@ -185,19 +179,15 @@ class SequenceGroup:
     #: Grows with the prompt's chunks, where the request asked for it.
     prompt_scores: PromptScores = field(default_factory=PromptScores)
     error: str | None = None
-    #: Whether its draws look back; asked in every step.
+    # The request's own, asked several times a step.
+    prompt_token_ids: list[int] = field(init=False)
+    params: GenerationParams = field(init=False)
+    #: Whether its draws look back.
     reads_history: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.reads_history = self.request.params.reads_history
-
-    @property
-    def prompt_token_ids(self) -> list[int]:
-        return self.request.prompt_token_ids
-
-    @property
-    def params(self) -> GenerationParams:
-        return self.request.params
+        self.prompt_token_ids, self.params = self.request.prompt_token_ids, self.request.params
+        self.reads_history = self.params.reads_history
 
     @property
     def order(self) -> tuple[int, int]:
@@ -228,9 +218,10 @@ class SequenceGroup:
 
     @property
     def num_missing_tokens(self) -> int:
+        """Tokens whose K/V must still be computed before the group can draw."""
         missing = 0
         for seq in self.sequences:  # every group in every step: no generator
-            missing += seq.num_missing_tokens
+            missing += seq.num_tokens - seq.num_computed_tokens
         return missing
 
     def beam_groups(self) -> list[tuple[int, range]]:

@@ -92,7 +92,7 @@ class RowBreaker:
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         result = self._runner.execute(step)
         samples = [
-            replace(drawn, error="not a number") if self._is_bad(task.rng_key, task.position) else drawn
+            drawn._replace(error="not a number") if self._is_bad(task.rng_key, task.position) else drawn
             for task, drawn in zip(step.samples, result.samples, strict=True)
         ]
         beams = [

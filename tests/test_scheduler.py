@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -296,7 +295,7 @@ class OneRowOfNaN:
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         result = self._runner.execute(step)
         samples = [
-            replace(drawn, error="logits are not numbers") if (task.rng_key, task.position) == (1, 2) else drawn
+            drawn._replace(error="logits are not numbers") if (task.rng_key, task.position) == (1, 2) else drawn
             for task, drawn in zip(step.samples, result.samples, strict=True)
         ]
         return ModelRunnerOutput(samples, result.beams)

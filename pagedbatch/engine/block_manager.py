@@ -165,17 +165,17 @@ class BlockManager:
         Returns:
             The copy to make before the write, if one is needed.
         """
-        blocks = self._tables[seq_id].blocks
+        blocks, size = self._tables[seq_id].blocks, self.block_size
         copy = None
-        if start % self.block_size and self.pool.ref_count[blocks[-1]] > 1:
+        if start % size and self.pool.ref_count[blocks[-1]] > 1:
             copy = BlockCopy(blocks[-1], self._allocate())
             self._free(copy.src)
             blocks[-1] = copy.dst
-        while len(blocks) * self.block_size < stop:
+        while len(blocks) * size < stop:
             blocks.append(self._allocate())
             self._logical_blocks += 1
-        for index in range(start // self.block_size, len(blocks)):
-            self._fill(blocks[index], min(self.block_size, stop - index * self.block_size))
+        for index in range(start // size, len(blocks)):
+            self._fill(blocks[index], min(size, stop - index * size))
         return copy
 
     def drop_before(self, seq_id: int, position: int) -> None:

@@ -119,19 +119,23 @@ class Scheduler:
             self._catch_up(group, plan, first_victim)
             # Where all of it still stood in the pool nothing was caught up: without a draw the step could be empty.
             closes = plan.num_tokens == before and self._closes_gap(group, plan)
-        if closes:
-            growth = [(s.seq_id, s.num_computed_tokens, s.num_tokens) for s in group.sequences]
-            if self._make_room(self.blocks.blocks_needed(growth), plan, first_victim):
-                rows = [self._schedule_tokens(seq, seq.num_tokens, plan) for seq in group.sequences]
-                add_tasks(group, rows, plan, self.stops)
+        if closes and self._make_room(self._blocks_to_grow(group), plan, first_victim):
+            rows = [self._schedule_tokens(seq, seq.num_tokens, plan) for seq in group.sequences]
+            add_tasks(group, rows, plan, self.stops)
+
+    def _blocks_to_grow(self, group: SequenceGroup) -> int:
+        """New blocks that the group takes to close its gap; where there is plenty for any case, the most it can be."""
+        most = group.num_missing_tokens  # a token takes a new block, a copy of a shared one, or neither
+        if most <= self.blocks.pool.num_available:
+            return most
+        return self.blocks.blocks_needed([(s.seq_id, s.num_computed_tokens, s.num_tokens) for s in group.sequences])
 
     def _closes_gap(self, group: SequenceGroup, plan: StepPlan) -> bool:
         """Whether the budget reaches for all that the group misses before it draws."""
         missing = group.num_missing_tokens
-        reaches = missing <= plan.tokens_left and (
-            group.num_unscored == 0 or missing <= self._tokens_at_most(group.sequences[0], plan)
-        )
-        if not reaches or group.params.max_tokens == 0:
+        if missing > plan.tokens_left or group.params.max_tokens == 0:
+            return False
+        if group.num_unscored and missing > self._tokens_at_most(group.sequences[0], plan):
             return False
         return all(self.blocks.has_table(seq.seq_id) for seq in group.sequences)
 
@@ -187,22 +191,22 @@ class Scheduler:
 
     def _schedule_tokens(self, seq: Sequence, stop: int, plan: StepPlan) -> int:
         """Schedules the tokens from the computed ones up to `stop`; room was made before. Returns the row."""
-        start = seq.num_computed_tokens
-        copy = self.blocks.extend(seq.seq_id, start, stop)
+        start, seq_id = seq.num_computed_tokens, seq.seq_id
+        copy = self.blocks.extend(seq_id, start, stop)
         if copy is not None:
             plan.copies.append(copy)
             self.counters.cow_copies += 1
         if self.config.check_invariants:
-            self.blocks.check_writable(seq.seq_id, start)
-        self.blocks.register_full_blocks(seq.seq_id, stop, seq.token_slice)
-        row = plan.add(
-            ScheduledSequence(seq.seq_id, seq.token_slice(start, stop), start, self.blocks.block_table(seq.seq_id))
-        )
+            self.blocks.check_writable(seq_id, start)
+        self.blocks.register_full_blocks(seq_id, stop, seq.token_slice)
+        row = plan.add(ScheduledSequence(seq_id, seq.token_slice(start, stop), start, self.blocks.block_table(seq_id)))
         if seq.group.num_unscored:
             add_prompt_task(seq.group, row, start, stop, plan)
-        self.counters.recomputed_tokens += max(0, min(stop, seq.peak_computed_tokens) - start)
+        if start < seq.peak_computed_tokens:
+            self.counters.recomputed_tokens += min(stop, seq.peak_computed_tokens) - start
         seq.num_computed_tokens = stop
-        seq.peak_computed_tokens = max(stop, seq.peak_computed_tokens)
+        if stop > seq.peak_computed_tokens:
+            seq.peak_computed_tokens = stop
         return row
 
     # --- blocks run short ----------------------------------------------------------------------------------------

@@ -27,7 +27,9 @@ def add_tasks(group: SequenceGroup, rows: list[int], plan: StepPlan, stops: Stop
     histories = None
     if group.reads_history:
         histories = [History(group.prompt_token_ids, output_token_ids(seq.tail)) for seq in group.sequences]
-    allowed = [seq.constraint.allowed() for seq in group.sequences if seq.constraint is not None] or None
+    allowed = None
+    if group.request.constraint is not None:
+        allowed = [seq.constraint.allowed() for seq in group.sequences if seq.constraint is not None]
     if params.use_beam_search:
         _add_searches(group, rows, histories, allowed, plan, stops)
         return
