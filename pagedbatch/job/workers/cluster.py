@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
+import secrets
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -20,11 +18,10 @@ from pagedbatch.errors import UsageError
 from pagedbatch.job.messages import first_line
 from pagedbatch.job.settings import RunSettings
 from pagedbatch.job.workers.plan import Share
+from pagedbatch.job.workers.scratch import scratch_folder
 
 #: What is between the processes at a time is groups of rows and their answers: small things.
 _OBJECT_STORE_BYTES = 256 << 20
-#: The longest name that a socket may have is about twice this; Ray puts long ones behind ours.
-_MOST_PATH_CHARACTERS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +62,22 @@ def _own_cluster(settings: RunSettings) -> Iterator[Workplaces]:
     if num_gpus and num_gpus < num_workers:
         raise UsageError(f"--workers {num_workers}: this machine has {num_gpus} GPUs, and each worker takes one")
     threads = int(os.environ.get("OMP_NUM_THREADS", 0)) or max(1, len(os.sched_getaffinity(0)) // num_workers)
-    folder = Path(tempfile.mkdtemp(prefix="pagedbatch-ray-", dir=_short_folder()))
-    try:
-        # CPUs are tokens here: there are some for whatever Ray runs beside the workers, so that nothing waits for them.
-        _init_ray(
-            address="local",
-            num_cpus=num_workers + 2,
-            num_gpus=num_gpus,
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            _temp_dir=str(folder),
-        )
-        yield Workplaces(num_workers, num_workers, 1, int(num_gpus > 0), Share(threads, 1 / num_workers))
-    finally:
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+    # Without a word for this run alone, Ray would leave one in the home folder for all that come.
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    with scratch_folder() as folder:
+        try:
+            # CPUs are tokens here: there are some for what Ray runs beside the workers, so that nothing waits for them.
+            _init_ray(
+                address="local",
+                num_cpus=num_workers + 2,
+                num_gpus=num_gpus,
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                _temp_dir=str(folder),
+            )
+            yield Workplaces(num_workers, num_workers, 1, int(num_gpus > 0), Share(threads, 1 / num_workers))
+        finally:
+            ray.shutdown()
 
 
 @contextmanager
@@ -140,8 +138,3 @@ def _gpus_here() -> int:
     import torch
 
     return torch.cuda.device_count()
-
-
-def _short_folder() -> str | None:
-    """A folder for temporary files in which Ray's sockets may have their long names; None: the usual one."""
-    return None if len(tempfile.gettempdir()) <= _MOST_PATH_CHARACTERS - len("/pagedbatch-ray-12345678") else "/tmp"
