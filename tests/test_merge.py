@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from rich.console import Console
 from test_job import MIXED, View, Workplace
 from test_shard import ROWS, Folder
 
-from pagedbatch.cli.report import read_stats
+from pagedbatch.cli.report import read_stats, report
 from pagedbatch.errors import PagedBatchError, RunError, UsageError
 from pagedbatch.job.merge import Merged, merge_parts
 from pagedbatch.stats.report import summary
@@ -132,6 +133,22 @@ def test_pools_of_different_blocks_have_no_common_account(parts: Parts) -> None:
     parts.merge(*parts.shards("0/2"), *parts.shards("1/2", block_size=8))
     assert parts.stats("merged")["memory"] is None
     assert "block_size" not in parts.stats("merged")["settings"]
+    console = Console(file=io.StringIO(), width=80)
+    summary(read_stats(parts.path / "merged.stats.json"), console)
+    details(parts.stats("merged"), console)
+    shown = console.file.getvalue()
+    assert "pools     of blocks that differ in size: each has an account of its own\n" in shown
+    assert re.search(r"0of2\.jsonl +5 .*%.*%.*%", shown)
+    assert re.search(r"all +10 +1 +[\d,]+ +- +- +- ", shown)
+
+
+def test_the_page_shows_pools_that_have_no_common_account_one_by_one(parts: Parts) -> None:
+    pytest.importorskip("matplotlib", reason="the page needs the extra `report`")
+    parts.merge(*parts.shards("0/2"), *parts.shards("1/2", block_size=8))
+    report([parts.path / "merged.stats.json"], html=parts.path / "page.html")
+    page = (parts.path / "page.html").read_text()
+    assert "0of2.jsonl</h3>" in page
+    assert "1of2.jsonl</h3>" in page
 
 
 def test_gaps_and_overlaps_are_named(parts: Parts) -> None:

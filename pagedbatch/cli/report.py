@@ -39,7 +39,8 @@ def report(
     """Show what a run did and what its memory held."""
     runs = {path: read_stats(path) for path in stats_files}
     if html is not None:
-        write_page(html, {name: runs[path] for path, name in names_of(list(runs)).items()})
+        names = names_of(list(runs))
+        write_page(html, {name: part for path in runs for name, part in _with_account(names[path], runs[path])})
         return
     from rich.console import Console
     from rich.text import Text
@@ -60,6 +61,13 @@ def names_of(paths: list[Path]) -> dict[Path, str]:
     short = {path: path.name.removesuffix(".json").removesuffix(".stats") for path in paths}
     taken = Counter(short.values())
     return {path: name if taken[name] == 1 else str(path) for path, name in short.items()}
+
+
+def _with_account(name: str, stats: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The run or, where its shards have no account in common, those."""
+    if _is_of_pools_apart(stats):
+        return [(shard["file"], shard["stats"]) for shard in stats["shards"]]
+    return [(name, stats)]
 
 
 def write_page(path: Path, runs: dict[str, dict[str, Any]]) -> None:
@@ -104,11 +112,18 @@ def _missing(stats: Any) -> str | None:
     for section, keys in _NEEDED.items():
         if not isinstance(stats, dict) or section not in stats:
             return section
+        if section == "memory" and _is_of_pools_apart(stats):
+            continue
         for key in keys:
             if not isinstance(stats[section], dict) or key not in stats[section]:
                 return f"{section}.{key}"
-    contiguous = stats["memory"]["contiguous"]
+    contiguous = SCHEMES if _is_of_pools_apart(stats) else stats["memory"]["contiguous"]
     return next((f"memory.contiguous.{name}" for name in SCHEMES if name not in contiguous), None)
+
+
+def _is_of_pools_apart(stats: dict[str, Any]) -> bool:
+    """Whether these are merged shards whose pools have no account in common: their blocks differ in size."""
+    return stats["memory"] is None and bool(stats.get("shards"))
 
 
 def _hint(path: Path) -> str:

@@ -102,7 +102,9 @@ def run_job(settings: RunSettings, ui: Ui) -> JobResult:
                 from pagedbatch.job.workers.pool import open_workers
 
                 plan = EnginePlan(settings, constraint, batch_model)
-                engines_of_run: AbstractContextManager[Engines] = open_workers(plan, text.params.width, unfinished)
+                engines_of_run: AbstractContextManager[Engines] = open_workers(
+                    plan, text.params.width, unfinished, ui.notice
+                )
             else:
                 answers = AnswerWriter(RecordWriter(text.tokenizer), batch_model)
                 device = open_device_side(settings, text)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pagedbatch.stats.baselines import SCHEMES
+from pagedbatch.stats.breakdown import summary_lines
 from pagedbatch.stats.charts import Part, glyphs_for, stacked_bar
 from pagedbatch.stats.wording import duration, percent, plural, size
 
@@ -22,12 +23,13 @@ def summary(stats: Mapping[str, Any], console: Console) -> None:
     lines = [
         ("rows", _rows(stats["rows"])),
         ("steps", _steps(stats["throughput"])) if stats.get("simulated") else ("speed", _speed(stats["throughput"])),
+        *summary_lines(stats),
         *_memory_lines(stats["memory"]),
         ("time", time_shares(stats["time"])),
     ]
     for label, text in lines:
         _print(console, label, Text(text))
-    if stats["memory"]["kv_used"] is not None:
+    if stats["memory"] is not None and stats["memory"]["kv_used"] is not None:
         print_kv_chart(stats["memory"], console)
 
 
@@ -62,7 +64,9 @@ def _steps(throughput: Mapping[str, Any]) -> str:
     )
 
 
-def _memory_lines(memory: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _memory_lines(memory: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if memory is None:
+        return [("pools", "of blocks that differ in size: each has an account of its own")]
     num_blocks, block_bytes = memory["num_blocks"], memory["block_bytes"]
     pool = f"{plural(num_blocks, 'block')} of {plural(memory['block_size'], 'token')}, {size(num_blocks * block_bytes)}"
     if memory["kv_used"] is None:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pagedbatch.stats.baselines import SCHEMES
+from pagedbatch.stats.breakdown import print_breakdown
 from pagedbatch.stats.charts import ASCII, Glyphs, Part, glyphs_for, sparkline, stacked_bar
 from pagedbatch.stats.report import CHART_BAR_WIDTH, CHART_LABEL_WIDTH
 from pagedbatch.stats.wording import duration, percent, size
@@ -27,23 +28,28 @@ _STATES = (("used", "green"), ("reserved", "blue"), ("internal", "yellow"), ("ex
 def details(stats: Mapping[str, Any], console: Console) -> None:
     """Prints everything that the summary leaves out; sections without figures are not shown."""
     glyphs = glyphs_for(console)
-    sections = (
-        ("Where KV memory goes", _shares(stats["memory"], glyphs)),
-        ("Over the run", _over_time(stats["timeline"], stats["memory"]["block_size"], glyphs)),
-        ("Lengths in tokens, by powers of two", _lengths(stats.get("lengths", {}), glyphs)),
-        ("Time", _time(stats["time"], stats["memory"], glyphs)),
-    )
-    for title, lines in sections:
+    for title, lines in _sections(stats, glyphs):
         first = next(lines, None)
         if first is None:
             continue
         console.print(Text(f"\n{title}", style="bold"))
         for line in (first, *lines):
             console.print(line, no_wrap=True, overflow="crop")
+    print_breakdown(stats, console)
     _print_settings(stats["settings"], console, ascii_only=glyphs is ASCII)
     if stats["versions"]:
         versions = ", ".join(f"{name} {version}" for name, version in stats["versions"].items())
         console.print(Text.assemble(("\nVersions\n", "bold"), versions))
+
+
+def _sections(stats: Mapping[str, Any], glyphs: Glyphs) -> Iterator[tuple[str, Iterator[Text]]]:
+    """Titles and lines. Merged shards whose blocks differ in size have no memory in common."""
+    memory = stats["memory"]
+    if memory is not None:
+        yield "Where KV memory goes", _shares(memory, glyphs)
+        yield "Over the run", _over_time(stats["timeline"], memory["block_size"], glyphs)
+    yield "Lengths in tokens, by powers of two", _lengths(stats.get("lengths", {}), glyphs)
+    yield "Time", _time(stats["time"], memory or {}, glyphs)
 
 
 def _line(label: str, chart: str | Text, words: str) -> Text:
@@ -128,7 +134,7 @@ def _time(time: Mapping[str, float], memory: Mapping[str, Any], glyphs: Glyphs) 
             [Part(seconds, glyphs.shades[0]), Part(total - seconds, glyphs.shades[3], "dim")], CHART_BAR_WIDTH
         )
         yield _line(name, bar, f"{percent(seconds / total):>6}  {duration(seconds)}")
-    if memory["swapped_blocks"] and "swap_seconds" in memory:  # older files don't say
+    if memory.get("swapped_blocks") and "swap_seconds" in memory:  # older files don't say
         moved = f"{size(memory['swapped_bytes'])} swapped in {memory['swap_seconds']:,.2f} s of the model's time"
         yield Text(f"{'':<{CHART_LABEL_WIDTH}}{moved}", style="dim")
 

@@ -43,11 +43,12 @@ class Life:
 
 @dataclass(slots=True)
 class WorkerHistory:
-    """A worker and its lives, one more than it was restarted."""
+    """A worker and its lives, one more than it was restarted. `rows_again`: rows it got that had been in a dead one."""
 
     node: str
     lives: list[Life] = field(default_factory=list)
     starts_in_vain: int = 0
+    rows_again: int = 0
 
     @property
     def restarts(self) -> int:
@@ -103,6 +104,7 @@ class Ledger:
         """Notes that `rows` go into an engine. Returns the most tries of one of them, this one included."""
         for row in rows:
             self._tries[row] += 1
+            self._workers[worker].rows_again += 1 < self._tries[row] <= MOST_TRIES
         tries = max(self._tries[row] for row in rows)
         if tries > MOST_TRIES:  # the caller gives the row up: that is progress
             self._workers[worker].starts_in_vain = 0

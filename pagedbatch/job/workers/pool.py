@@ -24,6 +24,7 @@ from pagedbatch.job.unfinished import Unfinished
 from pagedbatch.job.workers.groups import GroupAnswers, choose_sizes
 from pagedbatch.job.workers.ledger import Overview, WorkerHistory
 from pagedbatch.job.workers.plan import EnginePlan
+from pagedbatch.job.workers.silence import Silence
 from pagedbatch.stats.memory import MemoryAccount
 from pagedbatch.stats.merged import merge_accounts, sum_snapshots
 
@@ -44,11 +45,12 @@ _QUIET = {
 
 
 @contextmanager
-def open_workers(plan: EnginePlan, width: int, rows: Unfinished) -> Iterator[Workers]:
+def open_workers(plan: EnginePlan, width: int, rows: Unfinished, notice: Callable[[str], None]) -> Iterator[Workers]:
     """Starts the workers on `rows` and waits for their engines: for all on this machine, for the first on a cluster.
 
     Args:
         width: sequences that a plain row needs at once.
+        notice: takes a line for the user.
 
     Raises:
         UsageError: ray is not installed, there is no such cluster, or a worker can't have what it was told.
@@ -72,7 +74,7 @@ def open_workers(plan: EnginePlan, width: int, rows: Unfinished) -> Iterator[Wor
         ledger = RemoteLedger()
         portable = replace(rows, source=replace(rows.source, spool=None))
         with _Taker(answered_groups(portable, sizes, plan, workplaces, ledger)) as taker:
-            workers = Workers(taker, ledger)
+            workers = Workers(taker, ledger, notice)
             workers.wait_for(workplaces.num_awaited)
             yield workers
 
@@ -126,7 +128,7 @@ class _Taker:
 class Workers:
     """The workers of a run, as the job sees them."""
 
-    def __init__(self, taker: _Taker, ledger: RemoteLedger) -> None:
+    def __init__(self, taker: _Taker, ledger: RemoteLedger, notice: Callable[[str], None]) -> None:
         self.totals = Totals()
         self._taker = taker
         self._ledger = ledger
@@ -134,6 +136,7 @@ class Workers:
         self._histories: dict[str, WorkerHistory] = {}
         self._overview: Overview | None = None
         self._looked_at = 0.0
+        self._silence = Silence(notice, time.monotonic())
 
     def wait_for(self, num_workers: int) -> None:
         """Until so many engines are up, or it is certain that they won't be.
@@ -195,6 +198,7 @@ class Workers:
                     "node": history.node,
                     "rows": self._rows_of[name],
                     "restarts": history.restarts,
+                    "rows_again": history.rows_again,
                     "memory": account.blocks(),
                     "time": account.time(),
                 }
@@ -210,6 +214,7 @@ class Workers:
             except Exception as error:
                 raise RunError(f"Ray failed: {type(error).__name__}: {first_line(error)}") from error
             self._looked_at = now
+            self._silence.look(now, self._overview, self.totals.rows_done)
         return self._overview
 
     def _show(self, view: RowsView) -> None:
