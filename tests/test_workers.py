@@ -1,4 +1,7 @@
-"""Runs in workers, on a Ray of their own: what one process writes, whatever is killed on the way."""
+"""Runs in workers: what one process writes, whatever is killed on the way.
+
+Some start a Ray of their own, as `--workers` does; those that can share a cluster, as `--ray-address` does.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,28 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from ray_cluster import ray_cluster
 from test_job import View, Workplace
 from tiny_workers import FATAL, tiny_workers
 
 from pagedbatch.errors import UsageError
 
-pytestmark = pytest.mark.ray
+pytestmark = [
+    pytest.mark.ray,
+    # Ray must not be imported before the run has told it how to behave.
+    pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'pagedbatch[ray]'"),
+    # Of Ray about itself; and a thread of Ray Data that meets the end of Ray, which an interrupt doesn't wait for.
+    pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Exception in thread StreamingExecutor"),
+]
 
 MIXED = [
     {
@@ -36,25 +48,38 @@ SETTINGS = {"max_tokens": 80, "max_num_seqs": 32, "prefix_cache": False, "num_bl
 
 @pytest.fixture
 def words(tmp_path: Path, rand_model_path: Path) -> Workplace:
-    pytest.importorskip("ray", reason="ray is not installed: pip install 'pagedbatch[ray]'")
-    return Workplace(tmp_path, rand_model_path)
-
-
-@pytest.fixture
-def expected(words: Workplace) -> bytes:
-    """What one process writes for `MIXED`."""
+    words = Workplace(tmp_path, rand_model_path)
     words.write(MIXED)
-    assert words.run(output=str(words.folder / "expected.jsonl"), **SETTINGS).exit_code == 0
-    return (words.folder / "expected.jsonl").read_bytes()
+    return words
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory, rand_model_path: Path) -> bytes:
+    """What one process writes for `MIXED`."""
+    words = Workplace(tmp_path_factory.mktemp("expected"), rand_model_path)
+    words.write(MIXED)
+    assert words.run(**SETTINGS).exit_code == 0
+    return words.output.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a cluster whose two CPUs both go to the workers."""
+    with ray_cluster(num_cpus=2) as address:
+        yield address
 
 
 def workers_of(process: psutil.Process) -> list[psutil.Process]:
-    found = []
-    for child in process.children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it ended just now, or is a zombie
-            if "MapWorker" in "".join(child.cmdline()):
-                found.append(child)
-    return found
+    """The workers on the Ray that `process` started for its run; those of a cluster are not."""
+    own = (child for child in process.children() if "start --head" not in command_of(child))
+    return [each for child in own for each in child.children(recursive=True) if "MapWorker" in command_of(each)]
+
+
+def command_of(process: psutil.Process) -> str:
+    """Empty where it ended just now, or is a zombie."""
+    with suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline())
+    return ""
 
 
 def once_rows_are_done(least: int, act: Callable[[], Any]) -> View:
@@ -77,18 +102,13 @@ def test_two_workers_write_what_one_process_writes_though_one_is_killed(words: W
     assert stats["rows"] == {"total": 120, "ok": 120, "error": 0, "resumed": 0}
     assert sum(worker["rows"] for worker in stats["workers"]) == 120
     assert sorted(worker["restarts"] for worker in stats["workers"]) == [0, 1]
+    assert 0 < sum(worker["rows_again"] for worker in stats["workers"]) < 120
     assert all(worker["rows"] for worker in stats["workers"])
     assert stats["memory"]["num_blocks"] == 2 * 200
     assert stats["memory"]["final_live_blocks"] == 0
     assert stats["throughput"]["output_tokens"] == sum(
         len(output["token_ids"]) for record in words.records() for output in record["outputs"]
     )
-
-
-def test_a_shard_is_answered_by_workers_too(words: Workplace, expected: bytes) -> None:
-    """Its rows keep the numbers that they have in the whole input."""
-    assert words.run(workers=2, shard="1/2", **SETTINGS).exit_code == 0
-    assert words.output.read_bytes().splitlines() == expected.splitlines()[60:]
 
 
 def killed_run(words: Workplace) -> None:
@@ -102,7 +122,7 @@ def killed_run(words: Workplace) -> None:
     words.run(once_rows_are_done(16, kill), workers=2, **SETTINGS)
 
 
-def test_a_killed_job_is_resumed_by_two_workers(words: Workplace, expected: bytes) -> None:
+def test_a_killed_job_is_resumed_by_two_other_workers(words: Workplace, expected: bytes, cluster: str) -> None:
     job = multiprocessing.get_context("spawn").Process(target=killed_run, args=(words,))
     job.start()
     job.join()
@@ -112,28 +132,36 @@ def test_a_killed_job_is_resumed_by_two_workers(words: Workplace, expected: byte
     assert len(pids) == 2
     assert psutil.wait_procs(workers, timeout=20)[1] == [], "workers outlive their job"
     view = View()
-    assert words.run(view, workers=2, **SETTINGS).exit_code == 0
+    assert words.run(view, ray_address=cluster, workers=2, **SETTINGS).exit_code == 0
     assert view.notices[0].startswith("resuming: ")
     assert words.output.read_bytes() == expected
     assert 0 < words.stats["rows"]["resumed"] < 120
 
 
-def test_rows_that_kill_every_worker_are_errors_and_the_others_go_on(words: Workplace) -> None:
+def test_a_shard_is_answered_on_a_cluster_too(words: Workplace, expected: bytes, cluster: str) -> None:
+    """Its rows keep the numbers that they have in the whole input."""
+    assert words.run(ray_address=cluster, workers=2, shard="1/2", **SETTINGS).exit_code == 0
+    assert words.output.read_bytes().splitlines() == expected.splitlines()[60:]
+    assert len(words.stats["workers"]) == 2
+
+
+def test_rows_that_kill_every_worker_are_errors_and_the_others_go_on(words: Workplace, cluster: str) -> None:
     fatal = {7, 8, 51}
     words.write([{"id": f"r{i}", "prompt": f"row {i}{FATAL if i in fatal else ''}"} for i in range(60)])
     with tiny_workers():
-        assert words.run(workers=2, max_tokens=3).exit_code == 3
+        assert words.run(ray_address=cluster, workers=2, max_tokens=3).exit_code == 3
     records = words.records()
     assert [record["id"] for record in records] == [f"r{i}" for i in range(60)]
     assert {record["index"] for record in records if record["status"] == "error"} == fatal
     assert records[7]["error"] == "line 8: each of the 3 workers that it was given to died while it ran"
     assert sum(worker["restarts"] for worker in words.stats["workers"]) >= 3
+    assert sum(worker["rows_again"] for worker in words.stats["workers"]) >= 2 * len(fatal)
 
 
-def test_a_worker_that_can_t_start_ends_the_run_with_its_message(words: Workplace) -> None:
+def test_a_worker_that_can_t_start_ends_the_run_with_its_message(words: Workplace, cluster: str) -> None:
     words.write([{"prompt": "a"}])
     with tiny_workers(), pytest.raises(UsageError, match=r"^absent: no such model$"):
-        words.run(workers=2, model="absent")
+        words.run(ray_address=cluster, model="absent")
     assert not words.journal.exists()
 
 
