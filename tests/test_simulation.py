@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from pagedbatch.cli.app import app
 from pagedbatch.config import EngineConfig
-from pagedbatch.errors import UsageError
-from pagedbatch.simulation.lengths import RequestLengths, fit, log_normal, read_trace
+from pagedbatch.simulation.lengths import RequestLengths, fit, log_normal
 from pagedbatch.simulation.simulate import Simulated, simulate
 from pagedbatch.simulation.trace import SampleLengths, script_trace
 
@@ -104,75 +98,3 @@ def test_lengths_are_cut_to_the_context() -> None:
     cut = [fit(request, 50) for request in requests]
     assert run(requests, max_model_len=50).num_cut == 2
     assert [(one.prompt_tokens, one.output_tokens) for one in cut] == [(49, 1), (10, 40), (5, 2)]
-
-
-def write_csv(path: Path, *rows: tuple[Any, ...]) -> str:
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows(rows)
-    return str(path)
-
-
-def test_columns_are_found_or_named(tmp_path: Path) -> None:
-    known = write_csv(
-        tmp_path / "known.csv", ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), ("x", 7, 3), ("y", 0, 0)
-    )
-    assert list(read_trace(known)) == [RequestLengths(7, 3), RequestLengths(1, 1)]
-    assert list(read_trace(known, limit=1)) == [RequestLengths(7, 3)]
-    own = tmp_path / "own.jsonl"
-    own.write_text('{"in": 7, "out": 3}\n')
-    assert list(read_trace(str(own), input_column="in", output_column="out")) == [RequestLengths(7, 3)]
-    with pytest.raises(UsageError, match=r"name the column with --input-column; there are in, out"):
-        list(read_trace(str(own)))
-    with pytest.raises(UsageError, match=r"--output-column o: .* has in, out"):
-        list(read_trace(str(own), input_column="in", output_column="o"))
-
-
-@pytest.mark.parametrize("value", ["-1", "many", "", "1.5"])
-def test_a_length_that_is_none_is_told_with_its_row(tmp_path: Path, value: str) -> None:
-    trace = write_csv(tmp_path / "t.csv", ("input_length", "output_length"), (5, 5), (5, value))
-    with pytest.raises(UsageError, match=r"t\.csv, (row|line) \d: output_length is .*, not a number of tokens"):
-        list(read_trace(trace))
-
-
-def cli(*arguments: Any) -> Any:
-    return CliRunner().invoke(app, ["simulate", *map(str, arguments)], standalone_mode=False)
-
-
-def test_the_command_writes_what_report_reads(tmp_path: Path) -> None:
-    trace = write_csv(tmp_path / "t.csv", ("input_length", "output_length"), (20, 5), (30, 8))
-    stats = tmp_path / "t.stats.json"
-    result = cli(trace, "--n", 3, "--num-blocks", 100, "--max-tokens", 10, "--output", stats)
-    assert result.exit_code == 0, result.output
-    assert "sharing" in result.stdout
-    assert "steps     8 without a model, 39 tokens out" in result.stdout, "no speed is claimed"
-    written = json.loads(stats.read_text())
-    assert written["simulated"] is True
-    assert written["throughput"]["output_tokens"] == 3 * 13
-    assert written["settings"]["n"] == {"value": 3, "source": "command line"}
-    assert written["settings"]["max_num_seqs"]["source"] == "default"
-    assert written["settings"]["max_model_len"] == {"value": None, "source": "default", "used": 2048}
-    assert CliRunner().invoke(app, ["report", str(stats)]).exit_code == 0
-
-
-def test_requests_that_can_not_run_end_it_with_3() -> None:
-    result = cli("--log-normal", "100,10,0", "--limit", 3, "--num-blocks", 2)
-    assert result.return_value == 3
-    assert "3 requests could not run; the first: request 0:" in result.output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "give a trace, or --log-normal"),
-        (("--log-normal", "1,2"), "--log-normal: '1,2' is not IN,OUT,SIGMA"),
-        (("--log-normal", "1,2,1", "--sample-lengths", "own"), "--sample-lengths"),
-        (("--log-normal", "1,2,1", "--preemption", "never"), "--preemption"),
-        (("--log-normal", "1,2,1", "--kv-memory", "1GiB"), "--kv-memory needs --model"),
-        (("nowhere.csv",), "nowhere.csv"),
-        (("--log-normal", "1,2,1", "--num-beams", 4, "--n", 2), "leave --n and --sample-lengths out"),
-    ],
-)
-def test_wrong_usage_is_told(arguments: tuple[str, ...], message: str) -> None:
-    result = cli(*arguments)
-    assert isinstance(result.exception, UsageError)
-    assert message in str(result.exception)

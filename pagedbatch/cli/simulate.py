@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,7 +29,21 @@ def simulate(
     ] = None,
     output_column: Annotated[
         str | None,
-        typer.Option(rich_help_panel=_REQUESTS, help="Column of output lengths. (default: a well-known name)"),
+        typer.Option(
+            rich_help_panel=_REQUESTS,
+            help="Column of output lengths; a list has one for each sample. (default: a well-known name)",
+        ),
+    ] = None,
+    prefix_column: Annotated[
+        str | None, typer.Option(rich_help_panel=_REQUESTS, help="Rows with the same value here begin alike.")
+    ] = None,
+    prefix_length: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN|TOKENS",
+            rich_help_panel=_REQUESTS,
+            help="How many tokens those have in common; without --prefix-column, all rows.",
+        ),
     ] = None,
     log_normal: Annotated[
         str | None,
@@ -42,7 +56,12 @@ def simulate(
     limit: Annotated[
         int | None, typer.Option(min=1, rich_help_panel=_REQUESTS, help="So many requests. (default: all; 1,000 drawn)")
     ] = None,
-    n: Annotated[int, typer.Option("--n", "-n", min=1, rich_help_panel=_REQUESTS, help="Samples a request.")] = 1,
+    n: Annotated[
+        int | None,
+        typer.Option(
+            "--n", "-n", min=1, rich_help_panel=_REQUESTS, help="Samples a request. (default: 1, or the list's)"
+        ),
+    ] = None,
     num_beams: Annotated[
         int,
         typer.Option(min=1, rich_help_panel=_REQUESTS, help="Beam searches of this width, as long as the outputs."),
@@ -65,6 +84,15 @@ def simulate(
         str | None,
         typer.Option("--model", "-m", rich_help_panel=_ENGINE, help="Its config gives bytes and context; no weights."),
     ] = None,
+    num_layers: Annotated[
+        int | None, typer.Option(min=1, rich_help_panel=_ENGINE, help="Layers with K and V, where there is no --model.")
+    ] = None,
+    num_kv_heads: Annotated[
+        int | None, typer.Option(min=1, rich_help_panel=_ENGINE, help="Heads of K and V, where there is no --model.")
+    ] = None,
+    head_dim: Annotated[
+        int | None, typer.Option(min=1, rich_help_panel=_ENGINE, help="Numbers a head, where there is no --model.")
+    ] = None,
     max_model_len: Annotated[
         int | None, typer.Option(min=2, rich_help_panel=_ENGINE, help="Context. (default: the model's, else 2048)")
     ] = None,
@@ -73,9 +101,9 @@ def simulate(
         int | None, typer.Option(min=1, rich_help_panel=_ENGINE, help="Pool size. (default: enough for all at once)")
     ] = None,
     kv_memory: Annotated[
-        str | None, typer.Option(rich_help_panel=_ENGINE, help="Pool size: 4GiB; with --model.")
+        str | None, typer.Option(rich_help_panel=_ENGINE, help="Pool size: 4GiB; needs the model or its shape.")
     ] = None,
-    dtype: Annotated[str, typer.Option(rich_help_panel=_ENGINE, help="Of K and V, with --model.")] = "bfloat16",
+    dtype: Annotated[str, typer.Option(rich_help_panel=_ENGINE, help="Of K and V.")] = "bfloat16",
     max_num_seqs: Annotated[int, typer.Option(min=1, rich_help_panel=_ENGINE, help="Most sequences at once.")] = 128,
     max_num_batched_tokens: Annotated[
         int, typer.Option(min=1, rich_help_panel=_ENGINE, help="Most tokens a step.")
@@ -91,18 +119,20 @@ def simulate(
     """Show what the pool would hold for a trace of lengths: the real scheduler and blocks, and nothing computed."""
     from rich.console import Console
 
+    from pagedbatch.cli.simulated_pool import KVShape, num_pool_blocks, pool_shape
     from pagedbatch.config import EngineConfig
     from pagedbatch.job.durable import write_atomically
-    from pagedbatch.simulation.lengths import read_trace
+    from pagedbatch.simulation.lengths import parse_log_normal
     from pagedbatch.simulation.simulate import simulate
     from pagedbatch.simulation.stats import simulation_stats
     from pagedbatch.simulation.trace import SampleLengths, script_trace
+    from pagedbatch.simulation.trace_file import TraceColumns, read_trace
     from pagedbatch.stats.report import summary
     from pagedbatch.stats.tables import details
 
     if (trace is None) == (log_normal is None):
         raise UsageError("give a trace, or --log-normal IN,OUT,SIGMA")
-    if num_beams > 1 and (n > 1 or sample_lengths == "independent"):
+    if num_beams > 1 and (n is not None or sample_lengths == "independent"):
         raise UsageError("--num-beams makes all beams of a search of one length: leave --n and --sample-lengths out")
     if sample_lengths not in ("request", "independent"):
         raise UsageError(f"--sample-lengths: {sample_lengths!r} is neither request nor independent")
@@ -110,22 +140,25 @@ def simulate(
         raise UsageError(f"--preemption: {preemption!r} is none of auto, swap, recompute")
     if output is not None and not output.parent.is_dir():
         raise UsageError(f"--output: there is no folder {output.parent}")
-    shape = _shape(model, max_model_len, block_size, dtype)
-    blocks = _num_blocks(num_blocks, kv_memory, shape, max_num_seqs, block_size)
+    columns = TraceColumns(input_column, output_column, prefix_column, prefix_length)
+    if log_normal is not None and columns != TraceColumns():
+        raise UsageError("--log-normal draws what columns would say: leave them and --prefix-length out")
+    shape = pool_shape(model, KVShape(num_layers, num_kv_heads, head_dim), dtype, max_model_len)
+    blocks = num_pool_blocks(shape, num_blocks, kv_memory, max_num_seqs, block_size)
     config = EngineConfig(
         num_blocks=blocks,
         block_size=block_size,
         num_swap_blocks=num_swap_blocks,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=shape["max_model_len"],
+        max_model_len=shape.max_model_len,
         preemption=preemption,  # type: ignore[arg-type]
-        prefix_cache=False,
+        prefix_cache=prefix_length is not None,
     )
     requests = (
-        _drawn(log_normal, seed, limit or 1000)
+        islice(parse_log_normal(log_normal, seed), limit or 1000)
         if log_normal is not None
-        else read_trace(str(trace), input_column=input_column, output_column=output_column, limit=limit)
+        else read_trace(str(trace), columns, limit)
     )
     scripted = script_trace(
         requests,
@@ -135,7 +168,8 @@ def simulate(
         max_tokens=max_tokens,
         seed=seed,
     )
-    found = simulate(scripted, config, block_bytes=shape["block_bytes"], seed=seed)
+    gc.set_threshold(20_000)  # a step makes hundreds of small records and no cycle: looking for some takes a sixth
+    found = simulate(scripted, config, block_bytes=shape.token_bytes * block_size, seed=seed)
     stats = simulation_stats(found, _settings(context, {"num_blocks": blocks, "max_model_len": config.max_model_len}))
     if output is not None:
         write_atomically(output, [json.dumps(stats).encode(), b"\n"])
@@ -144,6 +178,8 @@ def simulate(
     details(stats, console)
     if found.num_cut:
         print(f"{found.num_cut} requests were cut to the context of {config.max_model_len} tokens", file=sys.stderr)
+    if found.num_lifted:
+        print(f"{found.num_lifted} requests had a length of 0: it was taken as 1", file=sys.stderr)
     if found.num_error:
         print(f"{found.num_error} requests could not run; the first: {found.first_error}", file=sys.stderr)
     return 3 if found.num_error else 0
@@ -162,46 +198,3 @@ def _settings(context: typer.Context, used: dict[str, Any]) -> dict[str, dict[st
         if name in used:
             settings[name]["used"] = used[name]
     return settings
-
-
-def _shape(model: str | None, max_model_len: int | None, block_size: int, dtype: str) -> dict[str, int]:
-    if model is None:
-        return {"max_model_len": max_model_len or 2048, "block_bytes": 0}
-    import torch
-
-    from pagedbatch.model.facts import model_facts
-    from pagedbatch.model.loader import load_config
-
-    if dtype not in ("float32", "bfloat16", "float16"):
-        raise UsageError(f"--dtype: {dtype!r} is none of float32, bfloat16, float16")
-    facts = model_facts(load_config(model))
-    return {
-        "max_model_len": min(max_model_len or facts.max_model_len, facts.max_model_len),
-        "block_bytes": facts.token_bytes(getattr(torch, dtype)) * block_size,
-    }
-
-
-def _num_blocks(
-    num_blocks: int | None, kv_memory: str | None, shape: dict[str, int], max_num_seqs: int, block_size: int
-) -> int:
-    from pagedbatch.job.settings import parse_size
-
-    if num_blocks is not None:
-        return num_blocks
-    if kv_memory is None:
-        return max_num_seqs * -(-shape["max_model_len"] // block_size)
-    if not shape["block_bytes"]:
-        raise UsageError("--kv-memory needs --model, which says how large a block is; or give --num-blocks")
-    return max(1, parse_size("kv_memory", kv_memory) // shape["block_bytes"])
-
-
-def _drawn(means: str, seed: int, count: int) -> Iterator[Any]:
-    from pagedbatch.simulation.lengths import log_normal
-
-    try:
-        prompt, out, sigma = map(float, means.split(","))
-        if min(prompt, out) <= 0 or sigma < 0:
-            raise ValueError
-    except ValueError:
-        raise UsageError(f"--log-normal: {means!r} is not IN,OUT,SIGMA such as 161.31,337.99,0.65") from None
-    return islice(log_normal(prompt, out, sigma, seed), count)

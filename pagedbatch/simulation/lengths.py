@@ -1,29 +1,27 @@
-"""Lengths of requests: from a trace, or drawn at random. Knows no engine."""
+"""Lengths of requests, drawn at random or cut to a context. Knows no engine and no file."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import islice
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from pagedbatch.errors import UsageError
-
-#: Column names of published traces, those that are tried first.
-INPUT_COLUMNS = ("ContextTokens", "input_length", "num_prefill_tokens", "prompt_tokens", "input_tokens")
-OUTPUT_COLUMNS = ("GeneratedTokens", "output_length", "num_decode_tokens", "completion_tokens", "output_tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLengths:
-    """A request in tokens. The first `prefix_tokens` of its prompt are those of every request of its `prefix` group."""
+    """A request in tokens. The first `prefix_tokens` of its prompt are those of every request of its `prefix` group.
+
+    `sample_tokens`: the lengths of its samples, where each is known; `output_tokens` is then the longest.
+    """
 
     prompt_tokens: int
     output_tokens: int
     prefix: int = 0
     prefix_tokens: int = 0
+    sample_tokens: tuple[int, ...] | None = None
 
 
 def log_normal(mean_prompt: float, mean_output: float, sigma: float, seed: int) -> Iterator[RequestLengths]:
@@ -40,55 +38,39 @@ def log_normal(mean_prompt: float, mean_output: float, sigma: float, seed: int) 
         yield RequestLengths(draw(mean_prompt), draw(mean_output))
 
 
-def read_trace(
-    path: str, *, input_column: str | None = None, output_column: str | None = None, limit: int | None = None
-) -> Iterator[RequestLengths]:
-    """The requests of a trace, in order: any input that `pagedbatch run` reads, with a column for each length.
-
-    Args:
-        input_column, output_column: names of the columns; None takes the first of the well-known ones that is there.
+def parse_log_normal(means: str, seed: int) -> Iterator[RequestLengths]:
+    """`log_normal` of a text such as 161.31,337.99,0.65.
 
     Raises:
-        UsageError: the trace can't be read, or a row has no such length; the message names the row.
+        UsageError: it is no such text.
     """
-    from pagedbatch.job.reader import open_source
-
-    columns: tuple[str, str] | None = None
-    for row in islice(open_source(path).rows(limit), limit):
-        if row.error is not None:
-            raise UsageError(f"{path}: {row.error}")
-        if columns is None:
-            columns = (
-                _column(input_column, INPUT_COLUMNS, row.fields, path, "--input-column"),
-                _column(output_column, OUTPUT_COLUMNS, row.fields, path, "--output-column"),
-            )
-        prompt, output = (_length(row.fields.get(name), f"{path}, {row.place}: {name}") for name in columns)
-        yield RequestLengths(max(1, prompt), max(1, output))
+    try:
+        prompt, output, sigma = map(float, means.split(","))
+        if min(prompt, output) <= 0 or sigma < 0:
+            raise ValueError
+    except ValueError:
+        raise UsageError(f"--log-normal: {means!r} is not IN,OUT,SIGMA such as 161.31,337.99,0.65") from None
+    return log_normal(prompt, output, sigma, seed)
 
 
 def fit(request: RequestLengths, max_model_len: int) -> RequestLengths:
     """The request cut to a model's context: a prompt leaves room for one token, an output takes what is left."""
     prompt = min(request.prompt_tokens, max_model_len - 1)
-    output = min(request.output_tokens, max_model_len - prompt)
-    return RequestLengths(prompt, output, request.prefix, min(request.prefix_tokens, prompt))
+    room = max_model_len - prompt
+    return replace(
+        request,
+        prompt_tokens=prompt,
+        output_tokens=min(request.output_tokens, room),
+        prefix_tokens=min(request.prefix_tokens, prompt),
+        sample_tokens=None if request.sample_tokens is None else tuple(min(n, room) for n in request.sample_tokens),
+    )
 
 
-def _column(asked: str | None, known: tuple[str, ...], fields: Mapping[str, Any], path: str, flag: str) -> str:
-    if asked is not None:
-        if asked not in fields:
-            raise UsageError(f"{flag} {asked}: {path} has {', '.join(map(str, fields))}")
-        return asked
-    found = next((name for name in known if name in fields), None)
-    if found is None:
-        raise UsageError(f"{path}: name the column with {flag}; there are {', '.join(map(str, fields))}")
-    return found
-
-
-def _length(value: Any, place: str) -> int:
-    try:
-        length = int(value)
-    except (TypeError, ValueError):
-        length = -1
-    if length < 0 or isinstance(value, bool):
-        raise UsageError(f"{place} is {value!r}, not a number of tokens")
-    return length
+def lift(request: RequestLengths) -> RequestLengths:
+    """The request with no length below 1: what a prompt and an output have at least."""
+    return replace(
+        request,
+        prompt_tokens=max(1, request.prompt_tokens),
+        output_tokens=max(1, request.output_tokens),
+        sample_tokens=None if request.sample_tokens is None else tuple(max(1, n) for n in request.sample_tokens),
+    )

@@ -22,17 +22,18 @@ class ScriptedRequest:
     """A request and how long its outputs will be.
 
     `lengths` has an entry for each sample, in tokens, the end token included; all beams of a search are as long as the
-    first. None is above `max_tokens`. `is_cut`: it was longer before it came here.
+    first. None is above `max_tokens`. `is_cut`: it was longer before it came here; `is_lifted`: it had a length of 0.
     """
 
     request: Request
     lengths: tuple[int, ...]
     is_cut: bool = False
+    is_lifted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What a simulation gave: of requests that could not run the first one's message, and how many were cut to fit.
+    """What a simulation gave: of requests that could not run the first one's message, and how many were changed to fit.
 
     `mean_groups` is how many requests ran at once, averaged over steps; `peak_groups` the most.
     """
@@ -42,6 +43,7 @@ class Simulated:
     num_error: int
     first_error: str | None
     num_cut: int
+    num_lifted: int
     num_steps: int
     mean_groups: float
     peak_groups: int
@@ -71,7 +73,7 @@ def simulate(
     )
     waiting = iter(requests)
     inside: dict[int, GenerationParams] = {}
-    num_ok = num_error = num_cut = num_steps = prompt_tokens = output_tokens = 0
+    num_ok = num_error = num_cut = num_lifted = num_steps = prompt_tokens = output_tokens = 0
     sum_groups = peak_groups = 0
     first_error: str | None = None
     began = time.perf_counter()
@@ -82,6 +84,7 @@ def simulate(
                 break
             request = _stripped(arrived.request)
             num_cut += arrived.is_cut
+            num_lifted += arrived.is_lifted
             lengths[request.request_id] = arrived.lengths
             inside[request.request_id] = request.params
             engine.add(request)
@@ -112,6 +115,7 @@ def simulate(
         num_error=num_error,
         first_error=first_error,
         num_cut=num_cut,
+        num_lifted=num_lifted,
         num_steps=num_steps,
         mean_groups=sum_groups / num_steps if num_steps else 0.0,
         peak_groups=peak_groups,

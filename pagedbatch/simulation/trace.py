@@ -9,26 +9,36 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from pagedbatch.errors import UsageError
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
-from pagedbatch.simulation.lengths import RequestLengths, fit
+from pagedbatch.simulation.lengths import RequestLengths, fit, lift
 from pagedbatch.simulation.simulate import ScriptedRequest
 
 
 @dataclass(frozen=True, slots=True)
 class SampleLengths:
-    """How long a request's samples are: all as long as the trace says, or each for itself.
+    """How many samples a request has and how long they are: as the trace says, or each for itself.
 
-    With `independent`, a sample's length is drawn from an exponential distribution whose mean is the trace's length.
+    `n` None: as many as the trace has lengths for, else one. With `independent`, a sample's length is drawn from an
+    exponential distribution whose mean is the trace's length.
     """
 
-    n: int = 1
+    n: int | None = None
     independent: bool = False
 
-    def draw(self, output_tokens: float, rng: random.Random) -> tuple[int, ...]:
+    def draw(self, lengths: RequestLengths, rng: random.Random) -> tuple[int, ...]:
+        """Raises ValueError where the trace has the samples' lengths and something else was asked for."""
+        if lengths.sample_tokens is not None:
+            if self.independent:
+                raise ValueError("the trace has the lengths of its samples: none can be drawn")
+            if self.n not in (None, len(lengths.sample_tokens)):
+                raise ValueError(f"the trace has the lengths of {len(lengths.sample_tokens)} samples, --n is {self.n}")
+            return lengths.sample_tokens
+        n, mean = self.n or 1, lengths.output_tokens
         if not self.independent:
-            return (max(1, round(output_tokens)),) * self.n
-        return tuple(max(1, round(rng.expovariate(1 / output_tokens))) for _ in range(self.n))
+            return (mean,) * n
+        return tuple(max(1, round(rng.expovariate(1 / mean))) for _ in range(n))
 
 
 ONE_SAMPLE = SampleLengths()
@@ -46,24 +56,33 @@ def script_trace(
     """The requests of a trace, numbered from 0.
 
     Args:
-        trace: lengths are cut to `max_model_len`.
+        trace: lengths are cut to `max_model_len`; those of 0 become 1.
         num_beams: above 1, each request is a beam search of this width, all of its beams as long as its output.
         max_tokens: the limit of every output, all that the scheduler knows beforehand; None: what the context leaves.
         seed: of the independent lengths.
+
+    Raises:
+        UsageError: a request has the lengths of its samples, and others were asked for.
     """
     rng = random.Random(seed)
     for index, asked in enumerate(trace):
-        lengths = fit(asked, max_model_len)
+        lifted = lift(asked)
+        lengths = fit(lifted, max_model_len)
+        try:
+            outputs = samples.draw(lengths, rng) if num_beams == 1 else (lengths.output_tokens,)
+        except ValueError as error:
+            raise UsageError(f"request {index}: {error}") from error
         room = min(max_model_len - lengths.prompt_tokens, max_tokens or max_model_len)
         params = (
             GenerationParams(n=num_beams, num_beams=num_beams, max_tokens=room)
             if num_beams > 1
-            else GenerationParams(n=samples.n, temperature=float(samples.n > 1), max_tokens=room)
+            else GenerationParams(n=len(outputs), temperature=float(len(outputs) > 1), max_tokens=room)
         )
         yield ScriptedRequest(
             Request(index, _prompt(index, lengths), params),
-            tuple(min(length, room) for length in samples.draw(lengths.output_tokens, rng)),
-            is_cut=lengths != asked,
+            tuple(min(length, room) for length in outputs),
+            is_cut=lengths != lifted,
+            is_lifted=lifted != asked,
         )
 
 
