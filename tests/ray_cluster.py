@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,9 @@ import psutil
 @contextmanager
 def ray_cluster(num_cpus: int) -> Iterator[str]:
     """Its address. What workers there import is found as it is found here."""
+    # Before this process imports Ray. The token is the one that a Ray of our own would have taken, had it come first.
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     # The name is short: sockets lie deep in this folder, and theirs may not be long.
     with tempfile.TemporaryDirectory(prefix="", dir="/tmp") as folder:
         command = [

@@ -177,6 +177,12 @@ def test_an_interrupt_gives_up_what_is_in_the_workers(words: Workplace, capfd: p
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "nowhere:x"])
+def test_an_address_where_nothing_answers_is_told_at_once(words: Workplace, address: str) -> None:
+    with tiny_workers(), pytest.raises(UsageError, match=rf"^--ray-address {address}: no Ray cluster answers there: "):
+        words.run(ray_address=address)
+
+
 def test_without_ray_one_line_says_what_to_install(words: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     words.write([{"prompt": "a"}])

@@ -6,36 +6,25 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.exceptions import AuthenticationError
 
 from pagedbatch.errors import UsageError
 from pagedbatch.job.messages import first_line
 from pagedbatch.job.settings import RunSettings
+from pagedbatch.job.workers.places import Workplaces, place_workers
 from pagedbatch.job.workers.plan import Share
 from pagedbatch.job.workers.scratch import scratch_folder
 
 #: What is between the processes at a time is groups of rows and their answers: small things.
 _OBJECT_STORE_BYTES = 256 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Workplaces:
-    """How many workers there are and what each takes of the cluster: `num_cpus` is what Ray counts, `share` what is.
-
-    Rows go out when `num_awaited` of the workers are up.
-    """
-
-    num_workers: int
-    num_awaited: int
-    num_cpus: float
-    num_gpus: int
-    share: Share
+_SECONDS_TO_CONNECT = 10.0
 
 
 @contextmanager
@@ -84,10 +73,15 @@ def _own_cluster(settings: RunSettings) -> Iterator[Workplaces]:
 def _running_cluster(settings: RunSettings, address: str) -> Iterator[Workplaces]:
     if address.startswith("ray://"):
         raise UsageError("--ray-address: the job must run on a machine of the cluster: give auto or HOST:PORT there")
+    if address != "auto":
+        _check_answers(address)
     try:
         _init_ray(address=address)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        raise UsageError(f"--ray-address {address}: no Ray cluster answers there: {first_line(error)}") from None
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError, AuthenticationError) as error:
+        token = "or it asks for a token, which RAY_AUTH_MODE=token and RAY_AUTH_TOKEN give"
+        raise UsageError(
+            f"--ray-address {address}: no Ray cluster answers there, {token}: {first_line(error)}"
+        ) from None
     try:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         yield place_workers(settings, [(node.get("CPU", 0.0), int(node.get("GPU", 0))) for node in nodes])
@@ -95,30 +89,13 @@ def _running_cluster(settings: RunSettings, address: str) -> Iterator[Workplaces
         ray.shutdown()
 
 
-def place_workers(settings: RunSettings, nodes: Sequence[tuple[float, int]]) -> Workplaces:
-    """Workers for a cluster whose nodes have so many (CPUs, GPUs).
-
-    CPU workers take as many whole CPUs each as all of them can have, or an equal part of one. What runs beside them
-    takes none, so that it never waits for theirs.
-
-    Raises:
-        UsageError: there are too few GPUs.
-    """
-    num_gpus = sum(gpus for _, gpus in nodes) if settings.device != "cpu" else 0
-    if settings.device == "cuda" and not num_gpus:
-        raise UsageError("--device cuda: the cluster has no GPU")
-    num_workers = settings.workers or num_gpus or len(nodes)
-    if num_gpus:
-        if num_gpus < num_workers:
-            raise UsageError(f"--workers {num_workers}: the cluster has {num_gpus} GPUs, and each worker takes one")
-        # a little of a CPU, so that the GPUs of a node are never out of reach for want of one
-        return Workplaces(num_workers, 1, 0.01, 1, Share(1, 1.0))
-    most = int(max((cpus for cpus, _ in nodes), default=0))
-    for num_cpus in [*range(most, 0, -1), *(1 / parts for parts in range(2, num_workers + 1))]:
-        if sum(int(cpus / num_cpus) for cpus, _ in nodes) >= num_workers:
-            on_a_node = max(int(cpus / num_cpus) for cpus, _ in nodes)
-            return Workplaces(num_workers, 1, num_cpus, 0, Share(max(1, int(num_cpus)), 1 / on_a_node))
-    raise UsageError(f"--workers {num_workers}: the cluster has no CPU for them")
+def _check_answers(address: str) -> None:
+    """Whether anything listens there; Ray itself would try for minutes, without a word."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), _SECONDS_TO_CONNECT).close()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--ray-address {address}: no Ray cluster answers there: {first_line(error)}") from None
 
 
 def _init_ray(**arguments: Any) -> None:

@@ -21,9 +21,9 @@ from ray.data.datasource import ReadTask
 from pagedbatch.errors import PagedBatchError, RunError, UsageError
 from pagedbatch.job.messages import first_line
 from pagedbatch.job.unfinished import Unfinished
-from pagedbatch.job.workers.cluster import Workplaces
 from pagedbatch.job.workers.groups import GroupAnswers, Sizes, groups, pack, unpack_answers, unpack_rows
 from pagedbatch.job.workers.ledger import MOST_STARTS, Failure, Ledger, Overview, WorkerHistory
+from pagedbatch.job.workers.places import Workplaces
 from pagedbatch.job.workers.plan import EnginePlan, Share
 from pagedbatch.outputs import StepSnapshot
 from pagedbatch.stats.memory import MemoryAccount
