@@ -26,8 +26,9 @@ from pagedbatch.model.support import sliding_windows
 #: `tests/test_lean.py` compares each with the plain forward.
 LEAN_MODEL_TYPES = frozenset({"cwm", "llama", "ministral", "mistral", "qwen2", "qwen3", "seed_oss", "smollm3"})
 
-#: Rows that oneDNN is told to expect when it chooses a layout; other numbers are hardly slower with it.
-_EXPECTED_ROWS = 64
+#: Rows that oneDNN is told to expect when it chooses a layout; other numbers are hardly slower with it. Told of 64, it
+#: lays tall matrices (the MLP's way down) out so that 64 rows and 128 take a tenth longer.
+_EXPECTED_ROWS = 128
 
 
 class PackedLinear:

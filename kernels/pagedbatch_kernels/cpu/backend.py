@@ -8,10 +8,7 @@ attention.cpp. float16 is left to the reference.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import math
-import mmap
 from collections.abc import Callable
 
 import torch
@@ -19,6 +16,7 @@ from torch import Tensor
 
 from pagedbatch_kernels import reference
 from pagedbatch_kernels.cpu.build import load_library
+from pagedbatch_kernels.cpu.cache_memory import cache_memory
 from pagedbatch_kernels.interface import AttentionBatch, AttentionShape, CacheShape, SharedPrefixes
 from pagedbatch_kernels.prefix_groups import PrefixCosts
 
@@ -67,23 +65,12 @@ class CpuBackend:
     def allocate_cache(self, shape: CacheShape, num_blocks: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """See `interface.Backend.allocate_cache`.
 
-        In huge pages where the system has them: blocks lie anywhere, and with small pages most reads of one would also
-        have to look up its address.
-
         Raises:
             MemoryError: there is no room for it.
         """
         size = (shape.num_layers, 2, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_size)
-        num_bytes = math.prod(size) * dtype.itemsize
-        if num_bytes == 0 or not hasattr(mmap, "MADV_HUGEPAGE"):
-            return reference.allocate_cache(shape, num_blocks, dtype, device)
-        try:
-            memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except (OSError, OverflowError) as error:
-            raise MemoryError(f"no {num_bytes} bytes for the cache") from error
-        with contextlib.suppress(OSError):  # a kernel built without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        return torch.frombuffer(memory, dtype=dtype).view(size)
+        cache = cache_memory(size, 2 * shape.num_layers, dtype)
+        return reference.allocate_cache(shape, num_blocks, dtype, device) if cache is None else cache
 
     def prefix_costs(self, attention: AttentionShape, device: torch.device) -> PrefixCosts:
         """See `interface.Backend.prefix_costs`.
