@@ -21,15 +21,16 @@ ARROWS = {
     "model": {"plain", "kernels", "model"},
     "job": {"plain", "engine", "stats", "model", "job"},
     "simulation": {"plain", "engine", "stats", "job", "simulation"},
+    "planning": {"plain", "engine", "stats", "model", "job", "simulation", "planning"},
     "bench": {"plain", "stats", "model", "job", "bench"},
     "bench children": {"plain", "stats", "model", "job", "bench", "bench children"},
-    "cli": {"plain", "engine", "stats", "model", "job", "bench", "simulation", "cli"},
+    "cli": {"plain", "engine", "stats", "model", "job", "bench", "simulation", "planning", "cli"},
 }
 #: These layers never import a device library; they are tested, and start, without one.
 HOST_ONLY = {"plain", "engine", "stats", "simulation"}
 DEVICE_LIBRARIES = {"torch", "transformers", "triton", "accelerate", "gguf", "xgrammar"}
 #: These layers import the device half and slow libraries inside functions only: `--help` and wrong usage don't wait.
-LAZY = {"job", "bench", "cli"}
+LAZY = {"job", "planning", "bench", "cli"}
 SLOW_LIBRARIES = DEVICE_LIBRARIES | {"datasets", "pyarrow", "numpy", "matplotlib"}
 #: A layer of their own: processes that the benchmark starts and must not import, for it has to stay small.
 BENCH_CHILDREN = ("pagedbatch.bench.prepare", "pagedbatch.bench.dummy", "pagedbatch.bench.generate")

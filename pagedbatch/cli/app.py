@@ -13,6 +13,7 @@ from pagedbatch import __version__
 from pagedbatch.cli.bench import bench
 from pagedbatch.cli.doctor import doctor
 from pagedbatch.cli.merge import merge
+from pagedbatch.cli.plan import plan
 from pagedbatch.cli.report import report
 from pagedbatch.cli.run import run
 from pagedbatch.cli.simulate import simulate
@@ -38,6 +39,7 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(merge)
+app.command()(plan)
 app.command()(report)
 app.command()(bench)
 app.command()(simulate)

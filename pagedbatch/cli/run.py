@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any
 
@@ -139,15 +140,25 @@ def run(
     restart: Annotated[bool | None, _output("--restart", help="Begin anew, whatever an earlier run left.")] = None,
 ) -> int:
     """Answer every row of INPUT. The same command again resumes a run that was cut off."""
-    given: dict[str, Any] = {name: value for name, value in locals().items() if name != "recipe"}
-    given["stop"] = [_unescape(text) for text in stop] if stop else None
-    given["bad_words"] = [_unescape(text) for text in bad_words] if bad_words else None
-    given["keep"] = keep or None
-    given["stop_token_ids"] = stop_token_ids or None
-    given["allowed_token_ids"] = allowed_token_ids or None
-    given["prompt_template"] = None if prompt_template is None else _unescape(prompt_template)
-    given["logit_bias"] = None if logit_bias is None else _json_object("--logit-bias", logit_bias)
-    return run_command(given, recipe)
+    flags = {name: value for name, value in locals().items() if name != "recipe"}
+    return run_command(given_settings(flags), recipe)
+
+
+def given_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that flags give, by name; None: not given. What is typed in a shell's way is read.
+
+    Raises:
+        UsageError: a flag holds malformed JSON.
+    """
+    given = {name: None if value == [] else value for name, value in flags.items()}
+    for name in ("stop", "bad_words"):
+        texts = given[name]
+        given[name] = None if texts is None else [_unescape(text) for text in texts]
+    if given["prompt_template"] is not None:
+        given["prompt_template"] = _unescape(given["prompt_template"])
+    if given["logit_bias"] is not None:
+        given["logit_bias"] = _json_object("--logit-bias", given["logit_bias"])
+    return given
 
 
 def run_command(given: dict[str, Any], recipe: str | None) -> int:
