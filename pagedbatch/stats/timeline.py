@@ -12,6 +12,7 @@ from pagedbatch.outputs import StepSnapshot
 MAX_POINTS = 512
 
 _BLOCK_STATES = ("private", "shared", "cached", "free")
+_TOTALS = ("output_tokens", "preemptions")
 _GAUGES = (*_BLOCK_STATES, "logical", "filled_slots", "running", "waiting")
 
 
@@ -84,10 +85,10 @@ class Timeline:
 
     def follow(self, later: Timeline) -> None:
         """Takes in what the pool that came in this one's place did after it. Nothing is added afterwards."""
-        last = self._points[-1] if self._points else _Point(0)
-        end = last.step + last.steps
+        last = self._points[-1] if self._points else _Point(1)
+        past = last.step + last.steps - 1
         for point in copy.deepcopy(later._points):
-            point.step += end
+            point.step += past
             point.output_tokens += last.output_tokens
             point.preemptions += last.preemptions
             self._points.append(point)
@@ -164,6 +165,14 @@ def _spread(points: Sequence[_Point], bins: Sequence[_Point], steps: list[float]
                 break
             place += 1
         target.free += num_blocks * max(0.0, 1 - covered / width)
-        reached = points[min(place, len(points) - 1)]
-        target.output_tokens += reached.output_tokens
-        target.preemptions += reached.preemptions
+        for name in _TOTALS:
+            setattr(target, name, getattr(target, name) + _reached(points, ends, place, end, name))
+
+
+def _reached(points: Sequence[_Point], ends: Sequence[float], place: int, moment: float, name: str) -> int:
+    """A total at `moment`, within the point at `place` or after all of them; it grows evenly within a point."""
+    before: int = getattr(points[place - 1], name) if place else 0
+    if place == len(points):
+        return before
+    after: int = getattr(points[place], name)
+    return before + round((after - before) * (1 - (ends[place] - moment) / points[place].seconds))
