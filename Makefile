@@ -33,7 +33,7 @@ endif
 # Shell: sets $$model.
 FIND_MODEL = model='$(MODEL)'; [ -n "$$model" ] || model=$$($(PY) recipes/demo_model.py) || exit 1
 
-.PHONY: help setup own-environment test lint audit bench fidelity kernels-check gpu-check picture $(RECIPES)
+.PHONY: help setup own-environment test lint audit bench fidelity kernels-check gpu-check picture paper $(RECIPES)
 
 help:
 	@echo "make demo                 answer recipes/data/demo.jsonl with SmolLM2-135M-Instruct"
@@ -45,6 +45,7 @@ help:
 	@echo "make kernels-check        compile the Triton kernels for each target, without a GPU: registers, spills, memory"
 	@echo "make gpu-check            the kernels and the engine on the GPU at hand; DRY=1: at toy size, without one"
 	@echo "make picture              draw the README's picture, docs/account.svg, anew"
+	@echo "make paper                the PagedAttention paper's figures beside ours; beams searched for real on PROMPTS"
 	@echo "make NAME                 run recipes/NAME.toml: $(RECIPES)"
 	@echo "variables                 PYTHON VENV VENV_FLAGS TORCH MODEL PROMPTS LIMIT DRY RUN_FLAGS BENCH_FLAGS TEST_FLAGS"
 
@@ -103,6 +104,9 @@ $(RECIPES): $(SETUP)
 picture: $(SETUP)
 	@$(MAKE) pass-at-k RUN_FLAGS="--num-blocks 160 --output out/picture.jsonl --restart $(RUN_FLAGS)"
 	@$(PY) docs/make_picture.py out/picture.stats.json docs/account.svg
+
+paper: $(SETUP)
+	@$(FIND_MODEL); $(PY) tests/check_paper.py "$$model" $(PROMPTS)
 
 hf-dataset: out/trivia
 

@@ -83,17 +83,25 @@ def ancestors(recorder: Recorder, distance: int) -> str:
     return f"{total / sum(weights):.2f}" if runs else "-"
 
 
-def main(model: str, prompts: str, count: str = "40", *widths: str) -> None:
+def load(model: str) -> tuple[Any, Any]:
+    """The model's runner and its tokenizer."""
     torch.set_num_threads(2)
-    loaded, tokenizer = load_model(model, dtype="auto", device="cpu"), load_tokenizer(model)
-    runner = ModelRunner.create(loaded, num_blocks=NUM_BLOCKS, keep_model=False)
-    rows = map(json.loads, islice(Path(prompts).read_text(encoding="utf-8").splitlines(), int(count)))
+    loaded = load_model(model, dtype="auto", device="cpu")
+    return ModelRunner.create(loaded, num_blocks=NUM_BLOCKS, keep_model=False), load_tokenizer(model)
+
+
+def scripted(tokenizer: Any, prompts: str, count: int) -> list[tuple[list[int], int]]:
+    """The token ids of real prompts, and how long each one's output shall be."""
+    rows = map(json.loads, islice(Path(prompts).read_text(encoding="utf-8").splitlines(), count))
     texts = [row.get("prompt") or row.get("turns", [None])[0] or row["instruction"] for row in rows]
     rng = random.Random(0)
     mu = math.log(MEAN_OUTPUT) - SIGMA**2 / 2
-    lengths = [
-        (tokenizer(text)["input_ids"], min(MOST, max(2, round(rng.lognormvariate(mu, SIGMA))))) for text in texts
-    ]
+    return [(tokenizer(text)["input_ids"], min(MOST, max(2, round(rng.lognormvariate(mu, SIGMA))))) for text in texts]
+
+
+def main(model: str, prompts: str, count: str = "40", *widths: str) -> None:
+    runner, tokenizer = load(model)
+    lengths = scripted(tokenizer, prompts, int(count))
     mean_in, mean_out = (sum(each) / len(lengths) for each in zip(*((len(p), o) for p, o in lengths), strict=True))
     print(f"{len(lengths)} prompts, {mean_in:.1f} tokens in, {mean_out:.1f} out")
     for num_beams, paper in PAPER.items():

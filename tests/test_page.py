@@ -7,30 +7,21 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from fake_runs import fake_engine
-from test_report import run_stats, stats_of
+from stats_files import RECIPES, run_stats, stats_of_recipe
 
 from pagedbatch.cli.report import names_of, report
 from pagedbatch.errors import UsageError
-from pagedbatch.job.settings import merge, read_recipe
-from pagedbatch.params import resolve
-from pagedbatch.sequence import Request
-from pagedbatch.stats.memory import MemoryAccount
 
 pytest.importorskip("matplotlib", reason="the page needs the extra `report`")
 
 from pagedbatch.stats.page.figures import FIGURES
 from pagedbatch.stats.page.page import html_page
 
-RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 EVIL = '"><script>alert(1)</script>&$x$'
 
@@ -69,33 +60,9 @@ def check_page(page: str) -> list[ElementTree.Element]:
     return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg .*?</svg>", page, flags=re.S)]
 
 
-def recipes() -> Iterator[Any]:
-    for file in sorted(RECIPES.glob("*.toml")):
-        yield pytest.param(file, id=file.stem)
-
-
-def stats_of_recipe(file: Path) -> dict[str, Any]:
-    """The account of a real engine under the recipe's settings; rows begin alike, some of them wider than others."""
-    settings = merge({"model": "none"}, read_recipe(str(file)))
-    recipe = resolve({}, settings.generation)
-    run = fake_engine(num_blocks=settings.num_blocks or 1000, block_size=settings.block_size, num_swap_blocks=32)
-    config = run.engine.config
-    account = MemoryAccount(num_blocks=config.num_blocks, block_size=config.block_size, block_bytes=4096)
-    rows = [
-        Request(row, [*range(100, 140), 1000 + row], replace(recipe, max_tokens=20 + 3 * row), rng_key=row)
-        for row in range(12)
-    ]
-    run.add(*rows)
-    while run.engine.has_unfinished:
-        for output in run.step():
-            account.row_finished(output, rows[output.request_id].params, config.max_model_len)
-        account.observe(run.snapshots[-1])
-    return stats_of(account)
-
-
-@pytest.mark.parametrize("recipe", list(recipes()))
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_the_page_of_each_recipe(recipe: Path) -> None:
-    stats = json.loads(json.dumps(stats_of_recipe(recipe)))
+    stats = stats_of_recipe(recipe)
     page = html_page({recipe.stem: stats})
     pictures = check_page(page)
     assert len(pictures) == len(FIGURES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from io import BytesIO, StringIO, TextIOWrapper
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from snapshots import finished_row, snapshot
+from stats_files import RECIPES, run_stats, shown, stats_of, stats_of_recipe
 
 from pagedbatch.cli.report import read_stats, report
 from pagedbatch.errors import UsageError
-from pagedbatch.outputs import EngineCounters, StepSeconds
 from pagedbatch.params import GenerationParams
 from pagedbatch.stats.charts import ASCII, UNICODE, Part, cells, sparkline, stacked_bar
 from pagedbatch.stats.memory import MemoryAccount
@@ -24,82 +24,13 @@ from pagedbatch.stats.tables import details
 from pagedbatch.stats.wording import duration, percent, plural, size
 
 
-def stats_of(account: MemoryAccount, scale: int = 1, steps: int = 2) -> dict[str, Any]:
-    """A stats file around the account, as a run writes it."""
-    return {
-        "settings": {
-            "model": {"value": "some/model", "source": "command line"},
-            "block_size": {"value": 16, "source": "default"},
-            "device": {"value": "auto", "source": "default", "used": "cpu"},
-            "dtype": {"value": "float32", "source": "command line", "used": "float32"},
-            "stop": {"value": ["\u3002"], "source": "recipe"},
-            "prompt_template": {"value": "Question: [bold]{question}\nAnswer:" * 9, "source": "recipe"},
-        },
-        "versions": {"pagedbatch": "0.1.0"},
-        "rows": {"total": 10 * scale, "ok": 9 * scale, "error": scale, "resumed": 3 * scale},
-        "throughput": {
-            "startup_seconds": 4.2,
-            "seconds": 2.0 * scale,
-            "prompt_tokens": 100 * scale,
-            "output_tokens": 60 * scale if steps else 0,
-            "output_tokens_per_second": 30.0 * scale if steps else 0.0,
-        },
-        "memory": account.memory(),
-        "time": account.time(),
-        "timeline": account.timeline(),
-        "lengths": account.lengths(),
-    }
-
-
-def run_stats(scale: int = 1, steps: int = 2) -> dict[str, Any]:
-    """Half of the blocks that tables name are saved; KV used is 75%."""
-    account = MemoryAccount(num_blocks=20 * scale, block_size=16, block_bytes=2**20)
-    counters = EngineCounters(
-        cow_copies=4 * scale,
-        preemptions_swap=2 * scale,
-        preemptions_recompute=scale,
-        swapped_out_blocks=5 * scale,
-        swapped_in_blocks=5 * scale,
-        recomputed_tokens=44 * scale,
-        prefix_queried_tokens=100 * scale,
-        prefix_hit_tokens=25 * scale,
-        output_tokens=30 * scale,
-    )
-    for step in range(steps):
-        account.observe(
-            snapshot(
-                step + 1,
-                private=5 * scale,
-                shared=5 * scale,
-                free=10 * scale,
-                logical=20 * scale,
-                filled_slots=120 * scale,
-                running_sequences=4,
-                seconds=StepSeconds(model=0.5, attention=0.25, sampling=0.125, swap=0.0625),
-                host_seconds=0.0625,
-                counters=counters,
-            )
-        )
-    if steps:
-        account.add_io(0.125)
-        account.row_finished(finished_row(0, 30, [20, 30]), GenerationParams(n=2, temperature=1.0), 4096)
-    return stats_of(account, scale, steps)
-
-
-def shown(stats: dict[str, Any], show: Any = summary, width: int = 80) -> list[str]:
-    console = Console(file=StringIO(), width=width)
-    show(stats, console)
-    assert isinstance(console.file, StringIO)
-    return console.file.getvalue().splitlines()
-
-
 def test_the_summary() -> None:
     lines = shown(run_stats())
     assert lines[:7] == [
         "rows      10: 9 ok, 1 error, 3 of them resumed",
         "speed     30 tokens/s: 60 out in 2.0 s, start-up 4.2 s",
         "pool      20 blocks of 16 tokens, 20.0 MiB; 50% live, 50% at peak",
-        "sharing   50.0% saved, on average 10 blocks (10.0 MiB); 4 CoW copies",
+        "sharing   50.0% saved, on average 10 blocks, 10.0 MiB; 4 CoW copies",
         "prefixes  25 of 100 prompt tokens found in the cache (25.0%)",
         "preempted swap 2 (10 blocks), recompute 1 (44 tokens)",
         "time      model 50%  attention 25%  sampling 12%  host 6%  io 6%",
@@ -287,3 +218,14 @@ def test_sparklines() -> None:
 )
 def test_wording(words: str, expected: str) -> None:
     assert words == expected
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_report_of_each_recipe(recipe: Path) -> None:
+    stats = stats_of_recipe(recipe)
+    lines = shown(stats, summary) + shown(stats, details)
+    assert max(map(len, lines)) <= 80
+    text = "\n".join(lines)
+    parts = ["sharing  ", "paged, this run", "contiguous oracle", "Over the run", "Lengths in tokens", "Setting"]
+    assert [part for part in parts if part not in text] == []
+    assert f"{stats['memory']['kv_used']:.1%}" in text

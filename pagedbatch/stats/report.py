@@ -11,7 +11,7 @@ from rich.text import Text
 from pagedbatch.stats.baselines import SCHEMES
 from pagedbatch.stats.breakdown import summary_lines
 from pagedbatch.stats.charts import Part, glyphs_for, stacked_bar
-from pagedbatch.stats.wording import duration, percent, plural, size
+from pagedbatch.stats.wording import duration, percent, plural, sized
 
 CHART_LABEL_WIDTH = 19
 CHART_BAR_WIDTH = 36
@@ -59,8 +59,8 @@ def _speed(throughput: Mapping[str, Any]) -> str:
 def _steps(throughput: Mapping[str, Any]) -> str:
     """Instead of a speed, where no model ran."""
     return (
-        f"{throughput['steps']:,} without a model, {throughput['output_tokens']:,} tokens out; "
-        f"simulated in {duration(throughput['seconds'])}"
+        f"{throughput['steps']:,} without a model, {throughput['output_tokens']:,} tokens out, "
+        f"in {duration(throughput['seconds'])}"
     )
 
 
@@ -68,7 +68,8 @@ def _memory_lines(memory: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if memory is None:
         return [("pools", "of blocks that differ in size: each has an account of its own")]
     num_blocks, block_bytes = memory["num_blocks"], memory["block_bytes"]
-    pool = f"{plural(num_blocks, 'block')} of {plural(memory['block_size'], 'token')}, {size(num_blocks * block_bytes)}"
+    pool = f"{plural(num_blocks, 'block')} of {plural(memory['block_size'], 'token')}"
+    pool = sized(pool, num_blocks * block_bytes)
     if memory["kv_used"] is None:
         return [("pool", f"{pool}; no step ran")]
     mean, peak = memory["mean_live_blocks"] / num_blocks, memory["peak_live_blocks"] / num_blocks
@@ -85,10 +86,8 @@ def _sharing(memory: Mapping[str, Any]) -> str:
     saved = memory["mean_logical_blocks"] - memory["mean_live_blocks"]
     if saved <= 0:
         return f"none; {copies}"
-    return (
-        f"{percent(memory['sharing_saving'])} saved, on average {plural(round(saved), 'block')} "
-        f"({size(saved * memory['block_bytes'])}); {copies}"
-    )
+    blocks = sized(plural(round(saved), "block"), saved * memory["block_bytes"])
+    return f"{percent(memory['sharing_saving'])} saved, on average {blocks}; {copies}"
 
 
 def _prefix_cache(cache: Mapping[str, Any]) -> str:

@@ -36,3 +36,8 @@ def percent(share: float | None) -> str:
 def plural(count: int, noun: str, many: str | None = None) -> str:
     """`1 row`, `1,000 rows`."""
     return f"{count:,} {noun if count == 1 else many or noun + 's'}"
+
+
+def sized(words: str, num_bytes: float) -> str:
+    """`4 blocks, 1.0 MiB`; the words alone where there are no bytes: a simulation may not know how large a block is."""
+    return f"{words}, {size(num_bytes)}" if num_bytes else words

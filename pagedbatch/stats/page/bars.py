@@ -17,6 +17,8 @@ SHARES = ("used", "reserved", "internal", "external")
 
 #: A share narrower than this has no room for its number.
 _ROOM_FOR_NUMBER = 0.055
+#: Numbers below a histogram, of up to six digits, that stand clear of each other.
+_MOST_BORDERS = 8
 
 
 def draw_shares(axes: Axes, memory: Mapping[str, Any]) -> None:
@@ -46,7 +48,7 @@ def draw_time(axes: Axes, time: Mapping[str, float]) -> None:
     axes.barh(range(len(names)), [seconds / total for seconds in time.values()], height=0.62, color=colour("private"))
     longest = max(time.values()) / total
     for place, seconds in enumerate(time.values()):
-        axes.text(seconds / total + 0.012 * longest, place, f"{seconds / total:.1%}  {duration(seconds)}", va="center")
+        axes.text(seconds / total + 0.012 * longest, place, f"{seconds / total:.1%}, {duration(seconds)}", va="center")
     _named_rows(axes, names)
     axes.set_xlim(0, 1.3 * longest)
     axes.xaxis.set_visible(False)
@@ -59,22 +61,17 @@ def draw_lengths(axes: Axes, counts: Mapping[str, Any], noun: str) -> None:
     first, last = histogram[0][1].bit_length(), histogram[-1][1].bit_length()
     by_bucket = {high.bit_length(): count for _, high, count in histogram}
     buckets = range(first, last + 1)
-    axes.bar(buckets, [by_bucket.get(bucket, 0) for bucket in buckets], width=0.86, color=colour("private"))
-    axes.set_xticks(list(buckets), [_range_words(bucket) for bucket in buckets], fontsize=8 if len(buckets) > 6 else 9)
-    axes.set_xlim(first - 0.9, last + 0.9)
+    heights = [by_bucket.get(bucket, 0) for bucket in buckets]
+    axes.bar([bucket + 0.5 for bucket in buckets], heights, width=0.92, color=colour("private"))
+    borders = range(first, last + 2)[:: 1 + len(buckets) // _MOST_BORDERS]
+    axes.set_xticks(list(borders), [f"{1 << border >> 1:,}" for border in borders])
+    axes.set_xlim(first - 0.3, last + 1.3)
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.grid(axis="y")
     axes.set_xlabel("tokens")
     axes.set_ylabel(noun)
     axes.set_title(f"{counts['min']:,} to {counts['max']:,}, mean {counts['mean']:,.0f}", loc="left", fontsize=9)
-
-
-def _range_words(bucket: int) -> str:
-    low, high = 1 << bucket >> 1, (1 << bucket) - 1
-    if high <= 1:
-        return str(high)
-    return f"{low:,}-\n{high:,}" if low >= 64 else f"{low}-{high}"
 
 
 def _named_rows(axes: Axes, names: list[str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pagedbatch.stats.baselines import SCHEMES
-from pagedbatch.stats.wording import duration, percent, plural, size
+from pagedbatch.stats.wording import duration, percent, plural, sized
 
 Stats = Mapping[str, Any]
 
@@ -43,7 +43,7 @@ def cards(stats: Stats) -> list[Card]:
         Card(
             percent(memory["sharing_saving"]),
             "of blocks saved by sharing",
-            f"on average {plural(round(saved), 'block')}, {size(max(0.0, saved) * memory['block_bytes'])}",
+            f"on average {sized(plural(round(saved), 'block'), max(0.0, saved) * memory['block_bytes'])}",
         )
     )
     room = memory["num_blocks"] * memory["mean_running_sequences"] / memory["mean_live_blocks"]
@@ -66,8 +66,10 @@ def table(stats: Stats) -> dict[str, str]:
         "output tokens": f"{throughput['output_tokens']:,}",
         "speed": f"{throughput['output_tokens_per_second']:,.0f} tokens/s",
         "time": f"{duration(throughput['seconds'])}, start-up {duration(throughput['startup_seconds'])}",
-        "pool": f"{plural(memory['num_blocks'], 'block')} of {plural(memory['block_size'], 'token')}, "
-        f"{size(memory['num_blocks'] * memory['block_bytes'])}",
+        "pool": sized(
+            f"{plural(memory['num_blocks'], 'block')} of {plural(memory['block_size'], 'token')}",
+            memory["num_blocks"] * memory["block_bytes"],
+        ),
         "live blocks": f"{memory['mean_live_blocks']:,.1f} on average, {memory['peak_live_blocks']:,} at peak",
         "sequences at once": f"{memory['mean_running_sequences']:,.1f} on average",
         "KV used": percent(memory["kv_used"]),
@@ -86,7 +88,7 @@ def table(stats: Stats) -> dict[str, str]:
 
 
 def _swap(memory: Mapping[str, Any]) -> str:
-    moved = [plural(memory["swapped_blocks"], "block"), size(memory["swapped_blocks"] * memory["block_bytes"])]
+    moved = [sized(plural(memory["swapped_blocks"], "block"), memory["swapped_blocks"] * memory["block_bytes"])]
     if "swap_seconds" in memory:  # older files don't say
         moved.append(duration(memory["swap_seconds"]))
     return f"{memory['preemptions']['swap']:,} ({', '.join(moved)})"
