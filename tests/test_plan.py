@@ -56,7 +56,7 @@ def prompts(count: int) -> list[dict[str, Any]]:
 
 
 def planned(settings: dict[str, Any], **options: Any) -> Plan:
-    given = {"expect_tokens": None, "simulated_rows": 2000, "notice": print, "tell": lambda _: None} | options
+    given = {"expect_tokens": None, "simulated_rows": None, "notice": print, "tell": lambda _: None} | options
     return make_plan(merge(settings, {}), **given)
 
 
@@ -179,6 +179,43 @@ def test_prompt_lengths_are_of_all_rows_and_only_the_first_are_simulated(tmp_pat
     assert (table.count, table.min, table.mean, table.max) == (100, 1, 50.5, 100)
     assert (table.p50, table.p90, table.p99) == (50, 90, 99)
     assert [request.request_id for request in found.rows.first] == list(range(7))
+
+
+def test_unasked_rows_are_simulated_up_to_an_amount_of_work(
+    tmp_path: Path, rand_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagedbatch.planning.rows._MOST_OUTPUT_TOKENS", 1000)
+    ok, long = {"prompt": "a", "max_tokens": 5}, {"prompt": "a", "max_tokens": 200}
+    settings = ask(tmp_path, [*[ok] * 8, "{", *[long] * 6, *[ok] * 5], rand_model_path, max_num_seqs=2)
+    assert len(planned(settings).rows.first) == 8 + 5, "5 x 200 are the tokens; short ones behind them don't count"
+    assert len(planned(settings | {"max_num_seqs": 9}).rows.first) == 18, "and twice 9 must run"
+    assert len(planned(settings, simulated_rows=16).rows.first) == 16
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"prompt_logprobs": 1},
+        {"prompt_logprobs": 1, "max_tokens": 0},
+        {"max_tokens": 0},
+        {"n": 2, "best_of": 6, "temperature": 1.0},
+        {"n": 2, "sample_index": 40, "temperature": 1.0},
+        {"n": 40, "temperature": 1.0},
+        {"num_beams": 6, "num_beam_groups": 3, "diversity_penalty": 0.5},
+        {"repetition_penalty": 1.5, "bad_words": ["a"], "logprobs": 2, "stop_token_ids": [4]},
+        {"regex": "[a-c]*"},
+    ],
+    ids=str,
+)
+def test_whatever_a_row_asks_for_is_planned(tmp_path: Path, rand_model_path: Path, own: dict[str, Any]) -> None:
+    """Beside plain rows, whose figures must not go astray: every output that can be written is counted."""
+    rows = [row | (own if i % 3 == 0 else {}) for i, row in enumerate(prompts(12))]
+    outlook = planned(ask(tmp_path, rows, rand_model_path, max_tokens=20)).outlook
+    assert outlook is not None
+    assert outlook.forecasts[-1].peak_live_blocks >= outlook.forecasts[0].peak_live_blocks > 0
+    asked = [row.get("n", 1) * row.get("max_tokens", 20) for row in rows]
+    outputs = sum(row.get("n", 1) for row in rows)
+    assert outlook.forecasts[-1].mean_output_tokens == pytest.approx(sum(asked) / outputs, abs=0.01)
 
 
 @pytest.mark.parametrize(

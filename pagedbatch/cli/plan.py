@@ -16,7 +16,7 @@ from pagedbatch.job.interrupts import EXIT_INTERRUPTED, Interrupts
 
 _PLAN = "Plan"
 _EXPECT_HELP = "Mean tokens of outputs that may end by themselves. (default: a quarter of their limit)"
-_ROWS_HELP = "Most rows that are simulated, the first of the input; all are read."
+_ROWS_HELP = "Rows to simulate, the first ones; all are read. (default: what takes seconds, 2,000 at most)"
 #: As `run` ends where rows are errors.
 _ROWS_FAIL = 3
 
@@ -26,7 +26,9 @@ def plan(
     expect_tokens: Annotated[
         int | None, typer.Option(min=1, rich_help_panel=_PLAN, show_default=False, help=_EXPECT_HELP)
     ] = None,
-    simulate_rows: Annotated[int, typer.Option(min=1, rich_help_panel=_PLAN, help=_ROWS_HELP)] = 2000,
+    simulate_rows: Annotated[
+        int | None, typer.Option(min=1, rich_help_panel=_PLAN, show_default=False, help=_ROWS_HELP)
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", rich_help_panel=_PLAN, help="Write all figures here.")
     ] = None,

@@ -71,7 +71,7 @@ def make_plan(
     settings: RunSettings,
     *,
     expect_tokens: int | None,
-    simulated_rows: int,
+    simulated_rows: int | None,
     notice: Callable[[str], None],
     tell: Callable[[str], None],
 ) -> Plan:
@@ -79,7 +79,7 @@ def make_plan(
 
     Args:
         expect_tokens: the mean length of outputs that may end by themselves.
-        simulated_rows: at most so many of the first rows are simulated.
+        simulated_rows: so many of the first rows are simulated; None: as many as take seconds.
         notice: takes a line that a run would print too.
         tell: takes a word about progress now and then.
 
@@ -118,7 +118,10 @@ def _look_ahead(
     tell("simulating other block sizes")
     by_size = by_block_size(requests, supposed[likely], config, sizes.token_bytes)
     widest = max(request.params.width for request in requests)
-    longest = forecast(requests, supposed[-1], ample(requests, config, config.block_size), sizes.block_bytes)
+    if supposed[likely] is supposed[-1]:
+        longest = next(each for each in by_size if each.block_size == config.block_size)
+    else:
+        longest = forecast(requests, supposed[-1], ample(requests, config, config.block_size), sizes.block_bytes)
     block_size = best_block_size(by_size)
     # Where the pool is large enough anyhow, another block size would buy nothing.
     if blocks_wanted(longest, widest) > config.num_blocks and block_size != config.block_size:

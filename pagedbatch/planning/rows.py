@@ -17,9 +17,10 @@ from pagedbatch.sequence import Request
 
 #: Of rows that can't run, so many are named.
 _MOST_NAMED = 5
-#: Rows are kept until their outputs may come to so many tokens, about two seconds of a simulation; never fewer than
-#: fill the engine so many times.
-_MOST_OUTPUT_TOKENS = 200_000
+#: Where nobody says how many, rows are kept until their outputs may come to so many tokens, about three seconds of a
+#: simulation; never fewer than fill the engine so many times.
+_MOST_KEPT = 2000
+_MOST_OUTPUT_TOKENS = 300_000
 _LEAST_FILLS = 2
 #: Rows between two words about how far the pass is.
 _TELL_EVERY = 1000
@@ -57,11 +58,12 @@ class RowsFound:
         return self.num_rows - self.num_refused
 
 
-def read_rows(opened: OpenedJob, config: EngineConfig, most_kept: int, tell: Callable[[str], None]) -> RowsFound:
-    """Prepares every row; of the requests no more is kept than `most_kept` of the first, and each prompt's length.
+def read_rows(opened: OpenedJob, config: EngineConfig, num_kept: int | None, tell: Callable[[str], None]) -> RowsFound:
+    """Prepares every row; of the requests no more is kept than the first `num_kept`, and each prompt's length.
 
     Args:
         config: of the engine that would run them.
+        num_kept: None: as many as can be simulated in seconds.
         tell: takes a word about progress now and then.
     """
     lengths = array("Q")
@@ -82,8 +84,12 @@ def read_rows(opened: OpenedJob, config: EngineConfig, most_kept: int, tell: Cal
             continue
         lengths.append(len(request.prompt_token_ids))
         num_truncated += request.num_truncated_tokens > 0
-        fills = num_sequences >= _LEAST_FILLS * config.max_num_seqs
-        if len(first) == done - num_refused < most_kept and not (fills and output_tokens >= _MOST_OUTPUT_TOKENS):
+        if num_kept is None:
+            fills = num_sequences >= _LEAST_FILLS * config.max_num_seqs
+            keeps = len(first) < _MOST_KEPT and not (fills and output_tokens >= _MOST_OUTPUT_TOKENS)
+        else:
+            keeps = len(first) < num_kept
+        if keeps and len(first) == done - num_refused:  # else one before it was left out
             first.append(request)
             num_sequences += request.params.width
             output_tokens += request.params.width * request.params.max_tokens
