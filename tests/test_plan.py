@@ -253,6 +253,21 @@ def test_the_tables_keep_to_the_terminal(tmp_path: Path, rand_model_path: Path, 
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
     assert "paging" in text
+    assert "that no row waits" in text
+
+
+def test_what_stands_on_the_first_rows_says_so(tmp_path: Path, rand_model_path: Path) -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    print_plan(planned(ask(tmp_path, prompts(9), rand_model_path), simulated_rows=3), console)
+    text = console.export_text()
+    assert "from the first 3 rows" in text
+    assert "that none of these rows waits" in text
+
+
+def test_a_run_on_workers_is_planned_for_one_process_and_told_so(tmp_path: Path, rand_model_path: Path) -> None:
+    notices: list[str] = []
+    planned(ask(tmp_path, prompts(3), rand_model_path, workers=2), notice=notices.append)
+    assert [notice.partition(":")[0] for notice in notices] == ["planned for one process"]
 
 
 def cli(*arguments: Any) -> Any:

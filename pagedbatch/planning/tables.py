@@ -51,7 +51,7 @@ def _print_outlook(plan: Plan, outlook: Outlook, console: Console) -> None:
     console.print(_schemes(outlook.verdict.schemes, plan.sizes.token_bytes))
     console.print()
     console.print(_words(outlook.verdict))
-    console.print(_advice(outlook, plan.sizes))
+    console.print(_advice(outlook, plan.sizes, "none of these rows" if of_all else "no row"))
 
 
 def _title(console: Console, title: str, note: str) -> None:
@@ -148,13 +148,13 @@ def _words(verdict: Verdict) -> Text:
     return Text.assemble((verdict.headline, "bold"), f": {'; '.join(verdict.reasons)}.")
 
 
-def _advice(outlook: Outlook, sizes: Sizes) -> Text:
+def _advice(outlook: Outlook, sizes: Sizes, nobody: str) -> Text:
     advice = outlook.advice
     words = f"--block-size {advice.block_size} --kv-memory {advice.kv_memory}"
     if advice.kv_bytes <= sizes.usable_bytes:
-        return Text.assemble((words, "bold"), ": enough that no row waits for memory, whatever the outputs.")
+        return Text.assemble((words, "bold"), f": enough that {nobody} waits for memory, whatever the outputs.")
     return Text.assemble(
         (f"--block-size {advice.block_size}", "bold"),
-        f": that no row waits for memory, the pool would have to be {advice.kv_memory}; a run takes at most ",
+        f": that {nobody} waits for memory, the pool would have to be {advice.kv_memory}; a run takes at most ",
         f"{size(sizes.usable_bytes)} here unasked.",
     )
