@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from pagedbatch_kernels.cpu import cache_memory as module
-from pagedbatch_kernels.cpu.cache_memory import cache_memory
+from pagedbatch_kernels.cpu.cache_memory import ask_ahead, huge_pages
 
 MIB = 2**20
 
@@ -27,7 +27,7 @@ class RightNow(threading.Thread):
 
 
 def test_it_is_an_array_of_zeros_that_can_be_written() -> None:
-    cache = cache_memory((3, 2, 5, 7), 6, torch.bfloat16)
+    cache = huge_pages((3, 2, 5, 7), torch.bfloat16)
 
     assert cache is not None
     assert cache.shape == (3, 2, 5, 7)
@@ -39,7 +39,7 @@ def test_it_is_an_array_of_zeros_that_can_be_written() -> None:
 
 
 def test_an_empty_one_is_left_to_the_caller() -> None:
-    assert cache_memory((3, 2, 0, 7), 6, torch.float32) is None
+    assert huge_pages((3, 2, 0, 7), torch.float32) is None
 
 
 def test_the_beginning_of_each_plane_is_there_and_its_end_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,10 +48,12 @@ def test_the_beginning_of_each_plane_is_there_and_its_end_is_not(monkeypatch: py
     monkeypatch.setattr(module.threading, "Thread", RightNow)
     monkeypatch.setattr(module, "_AHEAD", 2 * MIB)
 
-    cache = cache_memory((2, 8 * MIB), 2, torch.uint8)
+    cache = huge_pages((1, 2, 8 * MIB), torch.uint8)
 
     assert cache is not None
-    for plane in cache:
+    assert not _is_resident(cache.data_ptr())
+    ask_ahead(cache)
+    for plane in cache[0]:
         assert _is_resident(plane.data_ptr())
         assert _is_resident(plane.data_ptr() + MIB - mmap.PAGESIZE)
         assert not _is_resident(plane.data_ptr() + 8 * MIB - mmap.PAGESIZE)
@@ -64,9 +66,10 @@ def test_a_small_one_is_asked_for_to_its_end_only(monkeypatch: pytest.MonkeyPatc
         module.ctypes, "CDLL", lambda _: _Library(lambda begin, size, _: asked.append((begin, size)) or 0)
     )
 
-    cache = cache_memory((2, 3000), 2, torch.uint8)
+    cache = huge_pages((1, 2, 3000), torch.uint8)
 
     assert cache is not None
+    ask_ahead(cache)
     begin = cache.data_ptr()
     assert asked == [(begin, 3000), (begin, 6000)]  # the second plane's page begins with the first plane
 
@@ -92,3 +95,8 @@ def _is_resident(address: int) -> bool:
     done = ctypes.CDLL(None).mincore(ctypes.c_void_p(page), ctypes.c_size_t(1), ctypes.byref(state))
     assert done == 0
     return bool(state.value & 1)
+
+
+def test_an_empty_pool_asks_for_nothing() -> None:
+    ask_ahead(torch.empty(0, 2, 0))
+    ask_ahead(torch.empty(3, 2, 0))

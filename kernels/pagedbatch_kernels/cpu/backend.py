@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pagedbatch_kernels import reference
 from pagedbatch_kernels.cpu.build import load_library
-from pagedbatch_kernels.cpu.cache_memory import cache_memory
+from pagedbatch_kernels.cpu.cache_memory import huge_pages
 from pagedbatch_kernels.interface import AttentionBatch, AttentionShape, CacheShape, SharedPrefixes
 from pagedbatch_kernels.prefix_groups import PrefixCosts
 
@@ -69,7 +69,7 @@ class CpuBackend:
             MemoryError: there is no room for it.
         """
         size = (shape.num_layers, 2, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_size)
-        cache = cache_memory(size, 2 * shape.num_layers, dtype)
+        cache = huge_pages(size, dtype)
         return reference.allocate_cache(shape, num_blocks, dtype, device) if cache is None else cache
 
     def prefix_costs(self, attention: AttentionShape, device: torch.device) -> PrefixCosts:

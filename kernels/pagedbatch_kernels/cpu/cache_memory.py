@@ -1,4 +1,4 @@
-"""Memory for the cache on a CPU: in huge pages, and the first of it there before it is asked for. Knows no blocks.
+"""Memory for the cache on a CPU: in huge pages, and the first of it there before it is written. Knows no blocks.
 
 A system gives memory when it is first written, page by page; under virtualisation a page of 2 MiB can take 2 ms. Left
 to the first prompts, that was a seventeenth of the time of a job of 14 s.
@@ -22,13 +22,10 @@ _MADV_POPULATE_WRITE = 23
 _AHEAD = 512 * 2**20
 
 
-def cache_memory(size: Sequence[int], num_planes: int, dtype: torch.dtype) -> Tensor | None:
+def huge_pages(size: Sequence[int], dtype: torch.dtype) -> Tensor | None:
     """An array of zeros, contiguous, or None where this system has no huge pages to ask for.
 
     Blocks lie anywhere, and with small pages most reads of one would also have to look up its address.
-
-    Args:
-        size: of the array; its first `num_planes` stretches of equal length are each filled from their beginning.
 
     Raises:
         MemoryError: there is no room for it.
@@ -42,16 +39,21 @@ def cache_memory(size: Sequence[int], num_planes: int, dtype: torch.dtype) -> Te
         raise MemoryError(f"no {num_bytes} bytes for the cache") from error
     with contextlib.suppress(OSError):  # a kernel built without them
         memory.madvise(mmap.MADV_HUGEPAGE)
-    cache = torch.frombuffer(memory, dtype=dtype).view(tuple(size))
-    threading.Thread(target=_ask_ahead, args=(cache, num_planes), daemon=True).start()
-    return cache
+    return torch.frombuffer(memory, dtype=dtype).view(tuple(size))
 
 
-def _ask_ahead(cache: Tensor, num_planes: int) -> None:
-    """Has the system bring the beginning of each plane, while others still make the model ready.
+def ask_ahead(cache: Tensor) -> None:
+    """Has the system bring the beginning of each plane, in the background while others make the model ready.
 
-    It holds no lock of Python's meanwhile. What the system can't or won't do now it does at the first write.
+    Args:
+        cache: [num_layers, 2, ...] on the CPU, contiguous; a plane is what its first two dimensions number.
     """
+    if cache.nbytes and hasattr(mmap, "MADV_HUGEPAGE"):
+        threading.Thread(target=_populate, args=(cache, len(cache) * len(cache[0])), daemon=True).start()
+
+
+def _populate(cache: Tensor, num_planes: int) -> None:
+    """It holds no lock of Python's meanwhile. What the system can't or won't do now it does at the first write."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes, madvise.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
     plane_bytes = cache.nbytes // num_planes
