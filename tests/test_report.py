@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,13 @@ def test_a_run_without_a_step_has_no_chart() -> None:
     sections = shown(run_stats(steps=0), details)
     assert "Over the run" not in sections
     assert "Versions" in sections
+
+
+def test_the_chart_fits_a_narrow_terminal() -> None:
+    title, *bars = shown(run_stats(), summary, width=60)[-6:-1]
+    assert title.endswith("seqs at once")
+    assert max(map(len, [title, *bars])) <= 60
+    assert all(re.search(r"\d%\s+[\d.]+$", bar) for bar in bars), "the numbers are there, the bars give way"
 
 
 def test_an_ordinary_greedy_run_names_what_did_not_happen() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 from itertools import islice
@@ -168,7 +167,6 @@ def simulate(
         max_tokens=max_tokens,
         seed=seed,
     )
-    gc.set_threshold(20_000)  # a step makes hundreds of small records and no cycle: looking for some takes a sixth
     found = simulate(scripted, config, block_bytes=shape.token_bytes * block_size, seed=seed)
     stats = simulation_stats(found, _settings(context, {"num_blocks": blocks, "max_model_len": config.max_model_len}))
     if output is not None:

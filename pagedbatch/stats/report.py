@@ -16,6 +16,7 @@ from pagedbatch.stats.wording import duration, percent, plural, sized
 CHART_LABEL_WIDTH = 19
 CHART_BAR_WIDTH = 36
 _LABEL_WIDTH = 10
+_CHART_NUMBERS_WIDTH = 23
 
 
 def summary(stats: Mapping[str, Any], console: Console) -> None:
@@ -123,12 +124,13 @@ def print_kv_chart(memory: Mapping[str, Any], console: Console) -> None:
         scheme = memory["contiguous"][name]
         if scheme["replayed"] or scheme["refused"]:
             bars.append((f"contiguous {name}", scheme["used"], scheme["mean_sequences"]))
-    title = f"{'KV memory that holds tokens':<{CHART_LABEL_WIDTH + CHART_BAR_WIDTH}}{'used':>8}{'seqs at once':>15}"
+    bar_width = max(8, min(CHART_BAR_WIDTH, console.width - CHART_LABEL_WIDTH - _CHART_NUMBERS_WIDTH))
+    title = f"{'KV memory that holds tokens':<{CHART_LABEL_WIDTH + bar_width}}{'used':>8}{'seqs at once':>15}"
     console.print()
     console.print(Text(title, style="bold"), no_wrap=True)
     for label, used, at_once in bars:
         parts = [Part(used, glyphs.shades[0], "green"), Part(1 - used, glyphs.shades[3], "dim")]
-        line = Text(f"{label:<{CHART_LABEL_WIDTH}}") + stacked_bar(parts, CHART_BAR_WIDTH)
+        line = Text(f"{label:<{CHART_LABEL_WIDTH}}") + stacked_bar(parts, bar_width)
         console.print(line + Text(f"{percent(used):>8}{at_once:>15,.1f}"), no_wrap=True)
     if len(bars) > 1:
         console.print(Text(replay_note(memory["contiguous"]), style="dim"), no_wrap=True)
