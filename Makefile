@@ -18,14 +18,16 @@ RUN_FLAGS ?=
 BENCH_FLAGS ?=
 TEST_FLAGS ?=
 
-RECIPES := demo greedy pass-at-k beam tiny-pool few-shot hf-dataset
+RECIPES := demo greedy pass-at-k beam tiny-pool few-shot hf-dataset workers cluster
 
 ifeq ($(strip $(VENV)),)
 BIN :=
+BIN_PATH :=
 PY := $(PYTHON)
 SETUP := own-environment
 else
 BIN := $(VENV)/bin/
+BIN_PATH := $(abspath $(BIN)):
 PY := $(VENV)/bin/python
 SETUP := $(VENV)/.installed
 endif
@@ -33,7 +35,7 @@ endif
 # Shell: sets $$model.
 FIND_MODEL = model='$(MODEL)'; [ -n "$$model" ] || model=$$($(PY) recipes/demo_model.py) || exit 1
 
-.PHONY: help setup own-environment test lint audit bench fidelity kernels-check gpu-check picture paper $(RECIPES)
+.PHONY: help setup own-environment test lint audit bench fidelity kernels-check gpu-check picture paper shards $(RECIPES)
 
 help:
 	@echo "make demo                 answer recipes/data/demo.jsonl with SmolLM2-135M-Instruct"
@@ -46,6 +48,7 @@ help:
 	@echo "make gpu-check            the kernels and the engine on the GPU at hand; DRY=1: at toy size, without one"
 	@echo "make picture              draw the README's picture, docs/account.svg, anew"
 	@echo "make paper                the PagedAttention paper's figures beside ours; beams searched for real on PROMPTS"
+	@echo "make shards               one input in four shards as on Slurm, then merged"
 	@echo "make NAME                 run recipes/NAME.toml: $(RECIPES)"
 	@echo "variables                 PYTHON VENV VENV_FLAGS TORCH MODEL PROMPTS LIMIT DRY RUN_FLAGS BENCH_FLAGS TEST_FLAGS"
 
@@ -100,6 +103,15 @@ $(RECIPES): $(SETUP)
 	@$(FIND_MODEL); \
 	set -- $(BIN)pagedbatch run --recipe recipes/$@.toml --model "$$model" $(if $(LIMIT),--limit $(LIMIT)) $(RUN_FLAGS); \
 	echo "$$*" >&2; "$$@"
+
+# What the array of recipes/slurm/shards.sbatch does, one task after the other, and the merge; 3: some rows are errors.
+shards: $(SETUP)
+	@$(FIND_MODEL); PATH="$(BIN_PATH)$$PATH"; export SLURM_ARRAY_TASK_COUNT=4; \
+	for task in 0 1 2 3; do \
+		SLURM_ARRAY_TASK_ID=$$task bash recipes/slurm/shards.sbatch recipes/data/demo.jsonl "$$model" out/shards \
+			--chat --max-tokens 96 $(if $(LIMIT),--limit $(LIMIT)) $(RUN_FLAGS) || [ $$? = 3 ] || exit 1; \
+	done; \
+	pagedbatch merge out/shards/part-*.jsonl --output out/shards/answers.jsonl
 
 picture: $(SETUP)
 	@$(MAKE) pass-at-k RUN_FLAGS="--num-blocks 160 --output out/picture.jsonl --restart $(RUN_FLAGS)"
