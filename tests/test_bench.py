@@ -18,9 +18,10 @@ from typer.testing import CliRunner
 
 from pagedbatch.bench.dummy import dummy_prompts, make_dummy_model
 from pagedbatch.bench.generate import Generator, best_batch_size
+from pagedbatch.bench.ours import run_ours
 from pagedbatch.bench.prepare import prepare
 from pagedbatch.bench.processes import ask, run_python
-from pagedbatch.bench.workload import built_in_prompts, choose_jobs, read_prompts
+from pagedbatch.bench.workload import BenchJob, built_in_prompts, choose_jobs, read_prompts
 from pagedbatch.cli.app import app
 from pagedbatch.errors import RunError, UsageError
 
@@ -179,6 +180,24 @@ def test_an_interrupt_leaves_no_process(config_file: Path, number: signal.Signal
     assert process.returncode == 130
     assert told.splitlines()[-1].startswith("interrupted")
     assert not any(child.is_running() for child in children)
+
+
+def test_an_interrupt_keeps_the_jobs_that_were_measured(
+    monkeypatch: pytest.MonkeyPatch, config_file: Path, tmp_path: Path
+) -> None:
+    def interrupt_beams(job: BenchJob, *rest: Any) -> dict[str, Any]:
+        if job.name == "beams":
+            raise KeyboardInterrupt
+        return run_ours(job, *rest)
+
+    monkeypatch.setattr("pagedbatch.bench.compare.run_ours", interrupt_beams)
+    written = tmp_path / "bench.json"
+    work = ("--jobs", "greedy,beams", "--num-prompts", 2, "--max-tokens", 3, "--repeats", 1, "--no-generate")
+    result = run("--model", config_file, "--dummy-weights", "--dummy-length", 20, *work, "--json", written)
+    assert result.return_value == 130
+    assert "interrupted: 1 of 2 jobs were measured" in result.stderr
+    assert [job["name"] for job in json.loads(written.read_text())["jobs"]] == ["greedy"]
+    assert "greedy" in result.stdout
 
 
 def test_jobs_say_the_same_to_both_sides() -> None:

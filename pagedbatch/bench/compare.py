@@ -46,6 +46,8 @@ class BenchPlan:
 def compare(plan: BenchPlan, notice: Callable[[str], None]) -> dict[str, Any]:
     """Measures everything and returns it, ready for JSON; `notice` takes a line as each part begins.
 
+    An interrupt leaves the jobs that were measured whole, and says so; without any it is raised.
+
     Raises:
         UsageError: no such model or prompts.
         RunError: our side failed. If `generate` does, the result says so in its place.
@@ -53,18 +55,15 @@ def compare(plan: BenchPlan, notice: Callable[[str], None]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="pagedbatch-bench-") as name:
         folder = Path(name)
         ready = _prepare(plan, folder, notice)
-        flags = {**plan.run_flags, "model": ready["model"]}
-        jobs = []
-        for job in plan.jobs:
-            runs = []
-            for repeat in range(plan.repeats):
-                notice(f"{job.name}: pagedbatch, {repeat + 1} of {plan.repeats}")
-                runs.append(run_ours(job, folder / _ROWS, ready["num_prompts"], flags, folder))
-            theirs = None
-            if plan.generate_seconds is not None:
-                notice(f"{job.name}: transformers generate, at most about {plan.generate_seconds:.0f} s")
-                theirs = _run_generate(job, plan, ready)
-            jobs.append(_side_by_side(job, runs, theirs))
+        jobs: list[dict[str, Any]] = []
+        interrupted = False
+        try:
+            for job in plan.jobs:
+                jobs.append(_measure(job, plan, ready, folder, notice))
+        except KeyboardInterrupt:
+            if not jobs:
+                raise
+            interrupted = True
     return {
         "model": plan.model,
         "dummy_weights": plan.dummy_weights,
@@ -74,8 +73,25 @@ def compare(plan: BenchPlan, notice: Callable[[str], None]) -> dict[str, Any]:
         "prompts": ready["num_prompts"],
         "weight_bytes": ready["weight_bytes"],
         "versions": versions(),
+        "interrupted": interrupted,
         "jobs": jobs,
     }
+
+
+def _measure(
+    job: BenchJob, plan: BenchPlan, ready: Mapping[str, Any], folder: Path, notice: Callable[[str], None]
+) -> dict[str, Any]:
+    """One job, our runs first."""
+    flags = {**plan.run_flags, "model": ready["model"]}
+    runs = []
+    for repeat in range(plan.repeats):
+        notice(f"{job.name}: pagedbatch, {repeat + 1} of {plan.repeats}")
+        runs.append(run_ours(job, folder / _ROWS, ready["num_prompts"], flags, folder))
+    theirs = None
+    if plan.generate_seconds is not None:
+        notice(f"{job.name}: transformers generate, at most about {plan.generate_seconds:.0f} s")
+        theirs = _run_generate(job, plan, ready)
+    return _side_by_side(job, runs, theirs)
 
 
 def _prepare(plan: BenchPlan, folder: Path, notice: Callable[[str], None]) -> dict[str, Any]:

@@ -87,6 +87,9 @@ def bench(
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print_comparison(result, Console())
+    if result["interrupted"]:
+        print(f"interrupted: {len(result['jobs'])} of {len(plan.jobs)} jobs were measured", file=sys.stderr)
+        return EXIT_INTERRUPTED
     return _FAILED if any("error" in (job["generate"] or {}) for job in result["jobs"]) else 0
 
 
