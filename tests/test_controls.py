@@ -265,6 +265,17 @@ def test_bytes_that_are_no_half_character_keep_their_marks() -> None:
     assert marks(b"\x9f\x98", "length") == 2
 
 
+def test_a_token_without_a_name_before_the_cut() -> None:
+    """Models have more ids than their tokenizers have tokens, and may sample one of those."""
+    decode = byte_fallback_tokenizer()
+    request = Request(0, [1], GenerationParams())
+    token_ids = [1 + 0xFF, len(decode) + 5]
+    completion = CompletionOutput(0, token_ids, [0.0, 0.0], 0.0, "length", None)
+    (output,) = RecordWriter(decode).ok_record("x", RequestOutput(0, [completion], 1), request)["outputs"]
+    assert output["text"] == "\ufffd"
+    assert output["token_ids"] == token_ids
+
+
 def test_stop_strings_among_characters_of_several_tokens() -> None:
     """Wherever the window over the last tokens begins: from inside a character these decoders show only marks."""
     decode = byte_fallback_tokenizer()

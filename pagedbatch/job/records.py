@@ -108,9 +108,11 @@ class RecordWriter:
 
         Decoders of such vocabularies show a mark for each byte, and for the whole characters before these too.
         """
-        names = [_BYTE_TOKEN.fullmatch(name) for name in self._tokenizer.convert_ids_to_tokens(token_ids[-3:])]
+        # An id beyond the tokenizer's has no name.
+        tokens = self._tokenizer.convert_ids_to_tokens(token_ids[-3:])
+        names = [token and _BYTE_TOKEN.fullmatch(token) for token in tokens]
         for size in (3, 2, 1):
-            tail = bytes(int(name[1], 16) for name in names[-size:] if name is not None)
+            tail = bytes(int(name[1], 16) for name in names[-size:] if name)
             if len(tail) == size and _is_half_a_character(tail):
                 return size
         return 0
