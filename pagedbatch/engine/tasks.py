@@ -33,12 +33,13 @@ def add_tasks(group: SequenceGroup, rows: list[int], plan: StepPlan, stops: Stop
     if params.use_beam_search:
         _add_searches(group, rows, histories, allowed, plan, stops)
         return
+    key = group.request.rng_key
     for i, (seq, row) in enumerate(zip(group.sequences, rows, strict=True)):
-        position = seq.num_output_tokens
-        indices = params.sample_indices if position == 0 else (seq.sample_index,)
+        tail = seq.tail
+        position, indices = (0, params.sample_indices) if tail is None else (tail.length, (seq.sample_index,))
         history = None if histories is None else histories[i]
         own = None if allowed is None else allowed[i]
-        plan.samples.append(SampleTask(row, params, group.request.rng_key, indices, position, history, own))
+        plan.samples.append(SampleTask(row, params, key, indices, position, history, own))
         plan.samplers.append(seq)
 
 
