@@ -9,7 +9,6 @@ from typing import Any
 
 import psutil
 import torch
-from pagedbatch_kernels.cpu.cache_memory import ask_ahead
 from pagedbatch_kernels.interface import Backend, CacheShape
 from torch import Tensor
 
@@ -41,8 +40,6 @@ class KVCache:
         self.num_blocks = num_blocks
         self.num_swap_blocks = num_swap_blocks
         self.device_cache = self._allocate(num_blocks, dtype, device, "--num-blocks or --kv-memory")
-        if device.type == "cpu":
-            ask_ahead(self.device_cache)
         self._host_cache = self._allocate(num_swap_blocks, dtype, torch.device("cpu"), "--swap-space")
 
     def _allocate(self, num_blocks: int, dtype: torch.dtype, device: torch.device, flag: str) -> Tensor:
