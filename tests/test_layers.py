@@ -35,7 +35,7 @@ SLOW_LIBRARIES = DEVICE_LIBRARIES | {"datasets", "pyarrow", "numpy", "matplotlib
 #: A layer of their own: processes that the benchmark starts and must not import, for it has to stay small.
 BENCH_CHILDREN = ("pagedbatch.bench.prepare", "pagedbatch.bench.dummy", "pagedbatch.bench.generate")
 #: All that imports ray. They are imported late themselves, by a run that asked for workers, and so need not be lazy.
-RAY_MODULES = ("pagedbatch.job.workers.cluster", "pagedbatch.job.workers.dataset")
+RAY_MODULES = tuple(f"pagedbatch.job.workers.{name}" for name in ("cluster", "dataset", "forgetting"))
 #: A layer of their own: processes that the benchmark starts and must not import, for it has to stay small.
 BENCH_CHILDREN = ("pagedbatch.bench.prepare", "pagedbatch.bench.dummy", "pagedbatch.bench.generate")
 PACKAGES = {

@@ -5,6 +5,7 @@ Some start a Ray of their own, as `--workers` does; those that can share a clust
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -156,6 +157,23 @@ def test_rows_that_kill_every_worker_are_errors_and_the_others_go_on(words: Work
     assert records[7]["error"] == "line 8: each of the 3 workers that it was given to died while it ran"
     assert sum(worker["restarts"] for worker in words.stats["workers"]) >= 3
     assert sum(worker["rows_again"] for worker in words.stats["workers"]) >= 2 * len(fatal)
+
+
+def records_of_blocks() -> int:
+    """How many of its records of what is through Ray Data holds."""
+    from ray.data.block import BlockStats
+
+    return sum(type(each) is BlockStats for each in gc.get_objects())
+
+
+def test_ray_keeps_nothing_of_the_groups_that_are_through(words: Workplace, cluster: str) -> None:
+    """Where this fails with a new Ray, the job's memory grows with its rows: see `forgetting`."""
+    words.write([{"prompt": "a"} for _ in range(200)])
+    kept: list[int] = []
+    view = once_rows_are_done(150, lambda: kept.append(records_of_blocks()))
+    with tiny_workers():
+        assert words.run(view, ray_address=cluster, workers=2, max_tokens=1, max_num_seqs=4).exit_code == 0
+    assert kept[0] < 50  # of two a group, which is one row here
 
 
 def test_a_worker_that_can_t_start_ends_the_run_with_its_message(words: Workplace, cluster: str) -> None:

@@ -1,1 +1,1 @@
-"""Many engines for one job, spread by Ray Data. `cluster` and `dataset` are all of this tool that imports ray."""
+"""Many engines for one job, spread by Ray Data. `cluster`, `dataset`, `forgetting`: nothing else imports ray."""

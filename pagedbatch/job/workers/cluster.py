@@ -53,6 +53,8 @@ def _own_cluster(settings: RunSettings) -> Iterator[Workplaces]:
     threads = int(os.environ.get("OMP_NUM_THREADS", 0)) or max(1, len(os.sched_getaffinity(0)) // num_workers)
     # Without a word for this run alone, Ray would leave one in the home folder for all that come.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    # Events of tasks, half a kilobyte a row: for a dashboard, and there is none.
+    os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
     with scratch_folder() as folder:
         try:
             # CPUs are tokens here: there are some for what Ray runs beside the workers, so that nothing waits for them.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -39,7 +40,9 @@ class RemoteLedger:
     """The job's hold on a `Ledger` on this machine. `handle` is what workers are given."""
 
     def __init__(self) -> None:
-        self.handle: Any = ray.remote(num_cpus=0, label_selector=_here())(Ledger).remote()
+        # A group asks it several times: events of these calls would push those of tasks out of what a cluster keeps.
+        options = {"num_cpus": 0, "label_selector": _here(), "enable_task_events": False}
+        self.handle: Any = ray.remote(**options)(Ledger).remote()
 
     def overview(self) -> Overview:
         overview: Overview = ray.get(self.handle.overview.remote())
@@ -67,6 +70,10 @@ def answered_groups(
     # Where all start at the same time, none takes what is the others' share of a short input.
     context.wait_for_min_actors_s = _LONGEST_START if workplaces.num_awaited > 1 else -1
     context.target_max_block_size = 1  # a block is one group, and goes on when it is there
+    with suppress(ImportError):  # from inside of Ray: one that has it elsewhere remembers what it likes
+        from pagedbatch.job.workers.forgetting import ForgetBlocks
+
+        context.custom_execution_callback_classes = [ForgetBlocks]
     dataset = ray.data.read_datasource(
         _Groups(rows, sizes.rows),
         override_num_blocks=1,
