@@ -69,8 +69,10 @@ def open_text_side(
     Raises:
         UsageError: no such model, or it can't do what is asked of it.
     """
+    from pagedbatch.model.host_memory import keep_little
     from pagedbatch.model.loader import load_tokenizer, model_defaults
 
+    keep_little()
     tokenizer = load_tokenizer(settings.model, trust_remote_code=settings.trust_remote_code)
     defaults = model_defaults(settings.model, trust_remote_code=settings.trust_remote_code)
     if settings.generation_config == "none":

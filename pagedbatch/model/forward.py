@@ -10,6 +10,7 @@ from torch import Tensor
 from pagedbatch.errors import RunError
 from pagedbatch.model.attention import PagedAttention
 from pagedbatch.model.input_batch import InputBatch
+from pagedbatch.model.mapped_weights import map_each_alone
 
 #: Logits [num_logits, vocab_size] of the batch's `logits_indices`.
 Forward: TypeAlias = Callable[[InputBatch], Tensor]
@@ -79,9 +80,13 @@ def _leave_the_file(model: Any) -> None:
     """Gives memory of its own to what the lean forward takes over as it is: the embeddings, norms and biases.
 
     A checkpoint is mapped into memory, and one tensor that still lies there would keep all of it there, beside the
-    packed weights.
+    packed weights. The others are mapped each by itself, so that none stays once it is packed.
     """
     embeddings = model.get_input_embeddings().weight
+    packed = []
     for parameter in model.parameters():
         if parameter.dim() == 1 or parameter is embeddings:
             parameter.data = parameter.data.clone()
+        else:
+            packed.append(parameter)
+    map_each_alone(packed)

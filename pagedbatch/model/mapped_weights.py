@@ -1,0 +1,77 @@
+"""Weights that lie in a mapped checkpoint, let go of one by one. Knows no layer and no format.
+
+The library maps a safetensors file whole, and every weight is a view of that one mapping: what has been read of it
+stays resident until the last weight is gone. With a mapping of its own, a weight takes its pages along when it goes.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class MappedFile:
+    """Addresses [start, stop) of this process, which show a file from the byte `offset` on."""
+
+    start: int
+    stop: int
+    offset: int
+    inode: int
+    path: str
+
+    def holds(self, tensor: Tensor) -> bool:
+        return self.start <= tensor.data_ptr() and tensor.data_ptr() + tensor.nbytes <= self.stop
+
+    def mapped_alone(self, tensor: Tensor) -> Tensor | None:
+        """The tensor, read from the same bytes of the file by a mapping of its own; None if the file was replaced."""
+        begin = self.offset + tensor.data_ptr() - self.start
+        aligned = begin - begin % mmap.ALLOCATIONGRANULARITY
+        try:
+            file = os.open(self.path, os.O_RDONLY)
+        except OSError:
+            return None
+        try:
+            if os.fstat(file).st_ino != self.inode:
+                return None
+            length = begin - aligned + tensor.nbytes
+            # Written to, it would change in memory and not in the file: that is what torch asks a buffer for.
+            pages = mmap.mmap(file, length, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE, offset=aligned)
+        finally:
+            os.close(file)
+        alone = torch.frombuffer(pages, dtype=tensor.dtype, count=tensor.numel(), offset=begin - aligned)
+        return alone.view(tensor.shape)
+
+
+def map_each_alone(parameters: Iterable[nn.Parameter]) -> None:
+    """Gives each parameter that lies in a mapped file a mapping of its own. The others stay as they are, as do all
+    where the system doesn't tell what is mapped (Linux does)."""
+    files = _mapped_files()
+    for parameter in parameters:
+        weight = parameter.data
+        if weight.device.type != "cpu" or not weight.is_contiguous() or not weight.numel():
+            continue
+        alone = next((file.mapped_alone(weight) for file in files if file.holds(weight)), None)
+        if alone is not None:
+            parameter.data = alone
+
+
+def _mapped_files() -> list[MappedFile]:
+    """The files mapped into this process (proc(5)), the largest first: that is where weights lie."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        addresses, _, offset, _, inode, *path = line.split(maxsplit=5)
+        if path and int(inode):
+            start, stop = (int(address, 16) for address in addresses.split("-"))
+            found.append(MappedFile(start, stop, int(offset, 16), int(inode), path[0]))
+    return sorted(found, key=lambda file: file.start - file.stop)
