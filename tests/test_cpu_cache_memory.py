@@ -1,18 +1,20 @@
-"""Memory for the cache on a CPU: an array of zeros like any other."""
+"""Memory for a cache on a CPU: an array of zeros like any other, that takes memory where it is written."""
 
 from __future__ import annotations
 
 import mmap
+from pathlib import Path
 
 import pytest
 import torch
-from pagedbatch_kernels.cpu.cache_memory import huge_pages
+from pagedbatch_kernels.cpu.cache_memory import zeros
 
 pytestmark = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no huge pages on this system")
 
 
-def test_it_is_an_array_of_zeros_that_can_be_written() -> None:
-    cache = huge_pages((3, 2, 5, 7), torch.bfloat16)
+@pytest.mark.parametrize("huge_pages", [True, False])
+def test_it_is_an_array_of_zeros_that_can_be_written(huge_pages: bool) -> None:
+    cache = zeros((3, 2, 5, 7), torch.bfloat16, huge_pages=huge_pages)
 
     assert cache is not None
     assert cache.shape == (3, 2, 5, 7)
@@ -24,4 +26,16 @@ def test_it_is_an_array_of_zeros_that_can_be_written() -> None:
 
 
 def test_an_empty_one_is_left_to_the_caller() -> None:
-    assert huge_pages((3, 2, 0, 7), torch.float32) is None
+    assert zeros((3, 2, 0, 7), torch.float32, huge_pages=True) is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="this system doesn't tell which pages there are")
+def test_in_small_pages_it_takes_what_is_written() -> None:
+    planes, plane_bytes = 60, 4 << 20
+    cache = zeros((planes, plane_bytes), torch.int8, huge_pages=False)
+    assert cache is not None
+    cache[:, : 3 * mmap.PAGESIZE] = 1  # a block or two in each layer
+    with open("/proc/self/pagemap", "rb") as pagemap:  # 8 bytes a page, their highest bit: it is in memory (proc(5))
+        pagemap.seek(cache.data_ptr() // mmap.PAGESIZE * 8)
+        pages = torch.frombuffer(bytearray(pagemap.read(planes * plane_bytes // mmap.PAGESIZE * 8)), dtype=torch.int64)
+    assert int((pages < 0).sum()) <= planes * 4

@@ -57,8 +57,8 @@ def test_no_room_for_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_out_of_memory_names_the_flag(full: str, flag: str) -> None:
     calls = []
 
-    def allocate_cache(shape: CacheShape, num_blocks: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        calls.append(num_blocks)
+    def allocate_cache(shape: CacheShape, num_blocks: int, *_: object, is_spare: bool) -> torch.Tensor:
+        calls.append((num_blocks, is_spare))
         if len(calls) == {"device": 1, "host": 2}[full]:
             raise RuntimeError("can't allocate memory\nwith a long story")
         return torch.empty(0)
@@ -66,6 +66,7 @@ def test_out_of_memory_names_the_flag(full: str, flag: str) -> None:
     backend: Any = SimpleNamespace(allocate_cache=allocate_cache)
     with pytest.raises(UsageError, match=flag) as caught:
         KVCache(backend, SHAPE, 1000, 500, torch.float32, CPU)
+    assert calls == [(1000, False), (500, True)][: len(calls)]
     assert "\n" not in str(caught.value)
     assert "GiB" in str(caught.value)
 

@@ -116,8 +116,19 @@ class Backend(Protocol):
     """The functions of a backend module. A cache tensor's layout is the backend's own, except for its first dimension:
     `cache[layer]` is what `write_kv` and `paged_attention` take."""
 
-    def allocate_cache(self, shape: CacheShape, num_blocks: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A cache of `num_blocks` uninitialised blocks; on the CPU beside a GPU, in pinned memory."""
+    def allocate_cache(
+        self,
+        shape: CacheShape,
+        num_blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        is_spare: bool = False,
+    ) -> Tensor:
+        """A cache of `num_blocks` uninitialised blocks; on the CPU beside a GPU, in pinned memory.
+
+        `is_spare`: most of its blocks may never be written, so that it should take memory block by block.
+        """
         ...
 
     def prefix_costs(self, attention: AttentionShape, device: torch.device) -> PrefixCosts | None:

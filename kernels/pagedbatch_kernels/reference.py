@@ -11,7 +11,9 @@ from torch import Tensor
 from pagedbatch_kernels.interface import AttentionBatch, AttentionShape, CacheShape
 
 
-def allocate_cache(shape: CacheShape, num_blocks: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def allocate_cache(
+    shape: CacheShape, num_blocks: int, dtype: torch.dtype, device: torch.device, *, is_spare: bool = False
+) -> Tensor:
     """See `interface.Backend.allocate_cache`."""
     size = (shape.num_layers, 2, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_size)
     pin = device.type == "cpu" and torch.cuda.is_available()

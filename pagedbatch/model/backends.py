@@ -96,8 +96,16 @@ class FallbackBackend:
         self._current = primary
         self._notice = notice
 
-    def allocate_cache(self, shape: CacheShape, num_blocks: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return self._current.allocate_cache(shape, num_blocks, dtype, device)
+    def allocate_cache(
+        self,
+        shape: CacheShape,
+        num_blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        is_spare: bool = False,
+    ) -> Tensor:
+        return self._current.allocate_cache(shape, num_blocks, dtype, device, is_spare=is_spare)
 
     def prefix_costs(self, attention: AttentionShape, device: torch.device) -> PrefixCosts | None:
         return self._current.prefix_costs(attention, device)

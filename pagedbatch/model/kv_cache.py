@@ -40,15 +40,18 @@ class KVCache:
         self.num_blocks = num_blocks
         self.num_swap_blocks = num_swap_blocks
         self.device_cache = self._allocate(num_blocks, dtype, device, "--num-blocks or --kv-memory")
-        self._host_cache = self._allocate(num_swap_blocks, dtype, torch.device("cpu"), "--swap-space")
+        host = torch.device("cpu")
+        self._host_cache = self._allocate(num_swap_blocks, dtype, host, "--swap-space", is_spare=True)
 
-    def _allocate(self, num_blocks: int, dtype: torch.dtype, device: torch.device, flag: str) -> Tensor:
+    def _allocate(
+        self, num_blocks: int, dtype: torch.dtype, device: torch.device, flag: str, *, is_spare: bool = False
+    ) -> Tensor:
         wanted, free = num_blocks * self.shape.block_bytes(dtype), free_memory(device)
         try:
             # A CPU hands out memory that it does not have, and kills the process when it is filled.
             if device.type == "cpu" and wanted > free:
                 raise MemoryError
-            return self._backend.allocate_cache(self.shape, num_blocks, dtype, device)
+            return self._backend.allocate_cache(self.shape, num_blocks, dtype, device, is_spare=is_spare)
         except (RuntimeError, MemoryError) as error:
             raise UsageError(
                 f"no memory for {num_blocks} KV blocks ({wanted / GIB:.2f} GiB on {device.type}, "

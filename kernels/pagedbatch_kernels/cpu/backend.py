@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pagedbatch_kernels import reference
 from pagedbatch_kernels.cpu.build import load_library
-from pagedbatch_kernels.cpu.cache_memory import huge_pages
+from pagedbatch_kernels.cpu.cache_memory import zeros
 from pagedbatch_kernels.interface import AttentionBatch, AttentionShape, CacheShape, SharedPrefixes
 from pagedbatch_kernels.prefix_groups import PrefixCosts
 
@@ -62,14 +62,22 @@ class CpuBackend:
         self._copy_blocks.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 5
         self._copy_blocks.restype = ctypes.c_bool
 
-    def allocate_cache(self, shape: CacheShape, num_blocks: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def allocate_cache(
+        self,
+        shape: CacheShape,
+        num_blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        is_spare: bool = False,
+    ) -> Tensor:
         """See `interface.Backend.allocate_cache`.
 
         Raises:
             MemoryError: there is no room for it.
         """
         size = (shape.num_layers, 2, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_size)
-        cache = huge_pages(size, dtype)
+        cache = zeros(size, dtype, huge_pages=not is_spare)
         return reference.allocate_cache(shape, num_blocks, dtype, device) if cache is None else cache
 
     def prefix_costs(self, attention: AttentionShape, device: torch.device) -> PrefixCosts:
