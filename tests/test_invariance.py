@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from engines import Run, run_engine
+from pagedbatch_kernels.cpu.build import can_load
 
+from pagedbatch.model.linear import OneDnnLinears, choose_linears
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
 
@@ -89,3 +93,22 @@ def test_order_does_not_matter(rand_model_path: Path) -> None:
     requests = mixed_requests()
     random.Random(3).shuffle(requests)
     assert_same_results(run_engine(rand_model_path, requests, max_num_seqs=32), roomy(rand_model_path))
+
+
+@pytest.mark.skipif(not can_load(), reason="there is no C++ compiler here: torch's products round by the batch")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_on_a_cpu_every_bit_is_the_same_in_any_batch(rand_model_path: Path, dtype: str) -> None:
+    if dtype == "bfloat16" and isinstance(choose_linears(torch.bfloat16, print), OneDnnLinears):
+        pytest.skip("this CPU multiplies matrices of bfloat16, and oneDNN's products round by the batch")
+    requests = [replace(request, params=replace(request.params, logprobs=3)) for request in mixed_requests()]
+    expected = run_engine(rand_model_path, requests, num_blocks=4000, max_num_seqs=256, dtype=dtype)
+    for settings in (
+        {"max_num_seqs": 8},
+        {"max_num_batched_tokens": 16, "block_size": 8},
+        {"num_blocks": 80, "preemption": "recompute"},
+        {"num_blocks": 80, "num_swap_blocks": 400, "preemption": "swap"},
+        {"prefix_cache": False, "max_num_seqs": 33},
+    ):
+        run = run_engine(rand_model_path, requests, dtype=dtype, **settings)
+        for row, result in run.outputs.items():
+            assert result.outputs == expected.outputs[row].outputs

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from pagedbatch.model.attention import ATTENTION_NAME, register_attention
 from pagedbatch.model.forward import ForwardName
-from pagedbatch.model.lean import PackedLinear, can_run_lean
+from pagedbatch.model.lean import can_run_lean
 from pagedbatch.model.loader import LoadedModel, ModelDefaults, load_model
 from pagedbatch.model.runner import ModelRunner
 from pagedbatch.outputs import PromptTask, SampleTask, ScheduledSequence, SchedulerOutput
@@ -186,17 +186,3 @@ def test_other_families_layers_and_dtypes_keep_the_plain_forward() -> None:
     other = llama().model
     other.config.model_type = "granite"
     assert not can_run_lean(other)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_packed_linears_stand_side_by_side(dtype: torch.dtype) -> None:
-    first, second = nn.Linear(24, 10).to(dtype), nn.Linear(24, 7, bias=False).to(dtype)
-    rows, residual = torch.randn(5, 24).to(dtype), torch.randn(5, 17).to(dtype)
-    with torch.inference_mode():
-        expected = torch.cat([first(rows), second(rows)], dim=-1)
-        packed = PackedLinear(first, second, keep=True)
-        torch.testing.assert_close(packed(rows), expected)
-        silu = torch.nn.functional.silu(expected)
-        torch.testing.assert_close(packed.silu(rows), silu, atol=2e-2, rtol=2e-2)
-        torch.testing.assert_close(packed.times(residual, rows), expected * residual, atol=2e-2, rtol=2e-2)
-        torch.testing.assert_close(packed.plus(residual, rows), expected + residual, atol=2e-2, rtol=2e-2)

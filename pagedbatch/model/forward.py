@@ -68,11 +68,13 @@ def choose_forward(
         from pagedbatch_kernels.cpu.layers import LayerOps
 
         from pagedbatch.model.lean import LeanForward, can_run_lean
+        from pagedbatch.model.linear import choose_linears
 
         if can_run_lean(model):
             if not keep_model:
                 _leave_the_file(model)
-            return "lean", LeanForward(model, attention, LayerOps(notice), keep_model=keep_model)
+            linears = choose_linears(model.dtype, notice)
+            return "lean", LeanForward(model, attention, LayerOps(notice), linears, keep_model=keep_model)
     return "plain", PlainForward(model, attention, num_layers)
 
 

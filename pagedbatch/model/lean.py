@@ -1,6 +1,6 @@
 """A leaner forward than the library's, for decoders built like Llama on a CPU. Knows no sequence and no queue.
 
-The same arithmetic with less around it: weights laid out once as oneDNN wants them, one product for queries, keys and
+The same arithmetic with less around it: weights laid out once for the products, one product for queries, keys and
 values, gates and residuals taken in by the products themselves, one pass for each norm and rotation, and in the last
 layer only the tokens whose logits are wanted. A family that is not listed, or a model that differs from
 its family in any part, keeps the plain forward.
@@ -20,59 +20,12 @@ from transformers.activations import SiLUActivation
 
 from pagedbatch.model.attention import PagedAttention
 from pagedbatch.model.input_batch import InputBatch
+from pagedbatch.model.linear import Linear, Linears, ResidualLinear
 from pagedbatch.model.support import sliding_windows
 
 #: Model types whose decoder layer is Llama's, with or without biases, head norms, windows and layers without positions.
 #: `tests/test_lean.py` compares each with the plain forward.
 LEAN_MODEL_TYPES = frozenset({"cwm", "llama", "ministral", "mistral", "qwen2", "qwen3", "seed_oss", "smollm3"})
-
-#: Rows that oneDNN is told to expect when it chooses a layout; other numbers are hardly slower with it. Told of 64, it
-#: lays tall matrices (the MLP's way down) out so that 64 rows and 128 take a tenth longer.
-_EXPECTED_ROWS = 128
-
-
-class PackedLinear:
-    """Linear layers with one input as one product, their outputs side by side.
-
-    Takes the weights over: the layers lose theirs, so that none stands in memory twice.
-    """
-
-    def __init__(self, *layers: nn.Linear, keep: bool) -> None:
-        weight = (
-            torch.cat([layer.weight.detach() for layer in layers]) if len(layers) > 1 else layers[0].weight.detach()
-        )
-        biases = [
-            weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias.detach() for layer in layers
-        ]
-        self._bias = torch.cat(biases) if any(layer.bias is not None for layer in layers) else None
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _EXPECTED_ROWS)
-        if not keep:
-            for layer in layers:
-                layer.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """[num_tokens, out_features] for [num_tokens, in_features]."""
-        return self._with(rows, "none")
-
-    def silu(self, rows: Tensor) -> Tensor:
-        """SiLU of the product."""
-        return self._with(rows, "swish")
-
-    def times(self, gates: Tensor, rows: Tensor) -> Tensor:
-        """The product times `gates` [num_tokens, out_features]."""
-        return self._with_other(rows, gates, "mul")
-
-    def plus(self, residual: Tensor, rows: Tensor) -> Tensor:
-        """The product and `residual` [num_tokens, out_features]."""
-        return self._with_other(rows, residual, "add")
-
-    def _with(self, rows: Tensor, activation: str) -> Tensor:
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, activation, [], "")
-        return result
-
-    def _with_other(self, rows: Tensor, other: Tensor, operation: str) -> Tensor:
-        result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, other, self._weight, self._bias, operation)
-        return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,37 +45,35 @@ class Layer:
     """One decoder layer, ready to run."""
 
     input_norm: Norm
-    qkv: PackedLinear
+    qkv: Linear
     query_norm: Tensor | None  #: [head_size], a norm's weight
     key_norm: Tensor | None
     head_norm_epsilon: float
     rotates: bool
     scale: float
     sliding_window: int | None
-    output: PackedLinear
+    output: ResidualLinear
     mlp_norm: Norm
-    gate: PackedLinear
-    up: PackedLinear
-    down: PackedLinear
+    gate_up: Linear
+    down: ResidualLinear
 
     @classmethod
-    def of(cls, module: Any, sliding_window: int | None, *, keep: bool) -> Layer:
+    def of(cls, module: Any, sliding_window: int | None, linears: Linears, *, keep: bool) -> Layer:
         attention, mlp = module.self_attn, module.mlp
         has_norms = hasattr(attention, "q_norm")
         return cls(
             input_norm=Norm.of(module.input_layernorm),
-            qkv=PackedLinear(attention.q_proj, attention.k_proj, attention.v_proj, keep=keep),
+            qkv=linears.linear(attention.q_proj, attention.k_proj, attention.v_proj, keep=keep),
             query_norm=attention.q_norm.weight.detach() if has_norms else None,
             key_norm=attention.k_norm.weight.detach() if has_norms else None,
             head_norm_epsilon=attention.q_norm.variance_epsilon if has_norms else 0.0,
             rotates=bool(getattr(attention, "use_rope", True)),
             scale=attention.scaling,
             sliding_window=sliding_window,
-            output=PackedLinear(attention.o_proj, keep=keep),
+            output=linears.linear(attention.o_proj, keep=keep),
             mlp_norm=Norm.of(module.post_attention_layernorm),
-            gate=PackedLinear(mlp.gate_proj, keep=keep),
-            up=PackedLinear(mlp.up_proj, keep=keep),
-            down=PackedLinear(mlp.down_proj, keep=keep),
+            gate_up=linears.gated(mlp.gate_proj, mlp.up_proj, keep=keep),
+            down=linears.linear(mlp.down_proj, keep=keep),
         )
 
 
@@ -134,7 +85,9 @@ class LeanForward:
         keep_model: leave it its weights, at the price of a second copy; else it can't be called afterwards.
     """
 
-    def __init__(self, model: Any, attention: PagedAttention, ops: LayerOps, *, keep_model: bool) -> None:
+    def __init__(
+        self, model: Any, attention: PagedAttention, ops: LayerOps, linears: Linears, *, keep_model: bool
+    ) -> None:
         self._attention = attention
         self._ops = ops
         self._num_heads: int = model.config.num_attention_heads
@@ -142,12 +95,12 @@ class LeanForward:
         self._embeddings: Tensor = model.model.embed_tokens.weight.detach()
         self._rotary: Callable[..., tuple[Tensor, Tensor]] = model.model.rotary_emb
         self._layers = [
-            Layer.of(layer, window, keep=keep_model)
+            Layer.of(layer, window, linears, keep=keep_model)
             for layer, window in zip(model.model.layers, sliding_windows(model.config), strict=True)
         ]
         self._norm = Norm.of(model.model.norm)
         is_tied = model.lm_head.weight is model.model.embed_tokens.weight  # whose rows are looked up
-        self._head = PackedLinear(model.lm_head, keep=keep_model or is_tied)
+        self._head = linears.linear(model.lm_head, keep=keep_model or is_tied)
         self._vocab_size: int = model.lm_head.out_features
 
     def __call__(self, batch: InputBatch) -> Tensor:
@@ -197,9 +150,8 @@ class LeanForward:
                 scale=layer.scale,
                 sliding_window=layer.sliding_window,
             )
-        hidden = layer.output.plus(hidden, attended.view(len(hidden), -1))
-        normed = self._normed(hidden, layer.mlp_norm)
-        return layer.down.plus(hidden, layer.up.times(layer.gate.silu(normed), normed))
+        hidden = layer.output(attended.view(len(hidden), -1), hidden)
+        return layer.down(layer.gate_up(self._normed(hidden, layer.mlp_norm)), hidden)
 
     def _normed(self, hidden: Tensor, norm: Norm) -> Tensor:
         return self._ops.rms_norm(hidden, norm.weight, norm.epsilon)
@@ -208,7 +160,7 @@ class LeanForward:
 def can_run_lean(model: Any) -> bool:
     """Whether `LeanForward` computes what the model's own forward does."""
     config = model.config
-    if config.model_type not in LEAN_MODEL_TYPES or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if config.model_type not in LEAN_MODEL_TYPES:
         return False
     if model.device.type != "cpu" or model.dtype not in (torch.float32, torch.bfloat16):
         return False
@@ -216,7 +168,7 @@ def can_run_lean(model: Any) -> bool:
     return type(model.lm_head) is nn.Linear and all(
         layer.self_attn.head_dim == rotated
         and type(layer.mlp.act_fn) in (nn.SiLU, SiLUActivation)
-        and all(type(module) is nn.Linear for module in _linears(layer))
+        and all(type(linear) is nn.Linear and linear.in_features % 2 == 0 for linear in _linears(layer))
         for layer in model.model.layers
     )
 

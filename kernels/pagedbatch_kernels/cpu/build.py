@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-SOURCES = ("attention.cpp", "cache.cpp", "layers.cpp", "ranking.cpp", "sampling.cpp")
+SOURCES = ("attention.cpp", "cache.cpp", "layers.cpp", "products.cpp", "ranking.cpp", "sampling.cpp")
 HEADERS = ("chunk.h", "step.h", "tile.h", "vec.h", "weights.h", "words.h")
 #: No -ffast-math, and no contraction: see vec.h.
 _FLAGS = (

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pagedbatch_kernels.cpu.build import load_library
+from pagedbatch_kernels.cpu.tensors import check, is_bfloat16
 
 
 class Rotation(ctypes.Structure):
@@ -53,8 +54,8 @@ class LayerOps:
             ValueError: the tensors don't fit each other.
         """
         num_rows, size = values.shape
-        _check(values, values.dtype, (num_rows, size))
-        _check(weight, values.dtype, (size,))
+        check(values, values.dtype, (num_rows, size))
+        check(weight, values.dtype, (size,))
         result = torch.empty_like(values)
         self._rms_norm(
             values.data_ptr(),
@@ -63,7 +64,7 @@ class LayerOps:
             num_rows,
             size,
             epsilon,
-            _is_bfloat16(values),
+            is_bfloat16(values),
             torch.get_num_threads(),
         )
         return result
@@ -95,14 +96,14 @@ class LayerOps:
         """
         num_tokens, width, head_size = qkv.shape
         _, num_blocks, block_size, num_kv_heads, _ = layer_cache.shape
-        _check(qkv, qkv.dtype, (num_tokens, width, head_size))
-        _check(layer_cache, qkv.dtype, (2, num_blocks, block_size, num_kv_heads, head_size))
-        _check(slot_mapping, torch.int64, (num_tokens,))
+        check(qkv, qkv.dtype, (num_tokens, width, head_size))
+        check(layer_cache, qkv.dtype, (2, num_blocks, block_size, num_kv_heads, head_size))
+        check(slot_mapping, torch.int64, (num_tokens,))
         for table in rotation or ():
-            _check(table, qkv.dtype, (num_tokens, head_size))
+            check(table, qkv.dtype, (num_tokens, head_size))
         for norm in (query_norm, key_norm):
             if norm is not None:
-                _check(norm, qkv.dtype, (head_size,))
+                check(norm, qkv.dtype, (head_size,))
         inside = self._rotate_and_store(
             ctypes.byref(
                 Rotation(
@@ -119,29 +120,10 @@ class LayerOps:
                     num_kv_heads=num_kv_heads,
                     head_size=head_size,
                     epsilon=epsilon,
-                    is_bfloat16=_is_bfloat16(qkv),
+                    is_bfloat16=is_bfloat16(qkv),
                     num_threads=torch.get_num_threads(),
                 )
             )
         )
         if not inside:
             raise IndexError(f"a slot lies outside the {num_blocks * block_size} of the cache")
-
-
-def _is_bfloat16(tensor: Tensor) -> bool:
-    """
-    Raises:
-        ValueError: it is neither bfloat16 nor float32.
-    """
-    if tensor.dtype not in (torch.bfloat16, torch.float32):
-        raise ValueError(f"expected float32 or bfloat16, got {tensor.dtype}")
-    return tensor.dtype == torch.bfloat16
-
-
-def _check(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    """
-    Raises:
-        ValueError: it is another kind of tensor.
-    """
-    if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous() or tensor.device.type != "cpu":
-        raise ValueError(f"expected contiguous {dtype} {list(shape)}, got {tensor.dtype} {list(tensor.shape)}")

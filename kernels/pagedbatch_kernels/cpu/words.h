@@ -40,7 +40,8 @@ Words load_words(const T* from, int count) {
 
 template <class T>
 void store_words(T* to, Words words, int count) {
-  std::memcpy(to, &words, std::min<int64_t>(sizeof words, count * int64_t(sizeof(T))));
+  if (count >= LANES * PER_WORD<T>) return store((uint32_t*)to, words);
+  std::memcpy(to, &words, count * sizeof(T));
 }
 
 //! The word of which each value is 1.

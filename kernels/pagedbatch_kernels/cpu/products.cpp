@@ -1,0 +1,213 @@
+// Products of rows and a matrix that was laid out for them once. Each row is one token's.
+//
+// The matrix lies in panels of WIDTH columns, word by word of them (see words.h), so that a tile of ROWS rows by a panel
+// is summed in registers (Goto and van de Geijn, 2008). An element is one sum over its row, in order, in one lane: a
+// token's result is the same bits whatever it is batched with, and however many threads there are.
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "words.h"
+
+namespace pagedbatch {
+namespace {
+
+constexpr int WIDTH = PANEL * LANES;
+//! Columns of a panel of two matrices: as many of the first, and then as many of the second.
+constexpr int HALF = WIDTH / 2;
+//! Tiles that a panel is used for before the next one, and words of both taken at once: what this makes of rows, panel
+//! and sums stays in the cache of a core.
+constexpr int TILES = 24, WORDS = 512;
+//! Words that a cache line has.
+constexpr int LINE = 16;
+
+int64_t parts(int64_t size, int64_t part) { return (size + part - 1) / part; }
+
+}  // namespace
+
+//! The arguments of `multiply`, field by field those of `products.Product` in Python. T is bfloat16 or float.
+struct Product {
+  const void* rows;      // [num_rows, size] of T, contiguous; whole words, so an even size for bfloat16
+  const void* panels;    // [panels][size in words][WIDTH] words
+  const float* bias;     // [panels][WIDTH], or null
+  const void* residual;  // [num_rows, width] of T, contiguous, or null
+  void* result;          // [num_rows, width] of T, contiguous
+  int64_t num_rows, size, width;
+  int32_t is_gated;  // panels of two matrices: the result is SiLU of the first one's product, times the second one's
+  int32_t is_bfloat16;
+  int32_t num_threads;
+};
+
+namespace {
+
+Vec silu(Vec values) {
+  const Vec power = -values < 87.0f ? -values : broadcast(87.0f);  // e^87 is the largest that `exp` is good for
+  return values / (1.0f + exp(power));
+}
+
+//! One thread's part of a product.
+template <class T>
+class Multiplier {
+ public:
+  explicit Multiplier(const Product& product)
+      : product_(product),
+        num_words_(product.size / PER_WORD<T>),
+        outputs_(product.is_gated ? HALF : WIDTH),
+        num_panels_(parts(product.width, outputs_)),
+        num_tiles_(parts(product.num_rows, ROWS)),
+        sums_(TILES * ROWS * PANEL) {}
+
+  int64_t num_jobs() const { return num_panels_ * num_tiles_; }
+
+  //! A job is one tile and one panel. They are numbered by TILES tiles, then panel, then tile.
+  void run(int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t first_tile = begin / (num_panels_ * TILES) * TILES;
+      const int64_t num_tiles = std::min<int64_t>(TILES, num_tiles_ - first_tile);
+      const int64_t job = begin - first_tile * num_panels_;
+      const int64_t tile = job % num_tiles, count = std::min(num_tiles - tile, end - begin);
+      multiply(first_tile + tile, count, job / num_tiles);
+      begin += count;
+    }
+  }
+
+ private:
+  int64_t rows_of(int64_t tile) const { return std::min<int64_t>(ROWS, product_.num_rows - tile * ROWS); }
+
+  //! `count` tiles and one panel.
+  void multiply(int64_t first_tile, int64_t count, int64_t panel) {
+    for (int64_t row = 0; row < count * ROWS; ++row) {
+      for (int m = 0; m < PANEL; ++m) {
+        sums_[row * PANEL + m] = product_.bias ? load(product_.bias + panel * WIDTH + m * LANES) : Vec{};
+      }
+    }
+    for (int64_t word = 0; word < num_words_; word += WORDS) {
+      const int64_t num_words = std::min<int64_t>(WORDS, num_words_ - word);
+      const uint32_t* columns = (const uint32_t*)product_.panels + (panel * num_words_ + word) * WIDTH;
+      for (int64_t i = 0; i < count; ++i) {
+        const uint32_t* rows = (const uint32_t*)product_.rows + (first_tile + i) * ROWS * num_words_ + word;
+        // What comes after these words is on its way from memory meanwhile, a part with each of the first tiles.
+        const uint32_t* ahead = columns + num_words * WIDTH + i * num_words * LINE;
+        with_constant<ROWS>(rows_of(first_tile + i), [&](auto n) {
+          add<n>(rows, columns, num_words, ahead, sums_.data() + i * ROWS * PANEL);
+        });
+      }
+    }
+    for (int64_t row = first_tile * ROWS; row < std::min((first_tile + count) * ROWS, product_.num_rows); ++row) {
+      finish(row, panel, sums_.data() + (row - first_tile * ROWS) * PANEL);
+    }
+  }
+
+  //! Adds the products of N rows and a panel's columns, `num_words` words of each, to `sums` [N][PANEL].
+  template <int N>
+  void add(const uint32_t* rows, const uint32_t* columns, int64_t num_words, const uint32_t* ahead, Vec* sums) const {
+    Vec added[N][PANEL];
+    for (int n = 0; n < N; ++n) {
+      for (int m = 0; m < PANEL; ++m) added[n][m] = sums[n * PANEL + m];
+    }
+    for (int64_t word = 0; word < num_words; ++word) {
+      Words column[PANEL];
+#pragma GCC unroll 4
+      for (int m = 0; m < PANEL; ++m) column[m] = load(columns + word * WIDTH + m * LANES);
+      __builtin_prefetch(ahead + word * LINE, 0, 2);
+#pragma GCC unroll 8
+      for (int n = 0; n < N; ++n) {
+        const Words element = broadcast(rows[n * num_words_ + word]);
+#pragma GCC unroll 4
+        for (int m = 0; m < PANEL; ++m) added[n][m] = multiply_add<T>(added[n][m], element, column[m]);
+      }
+    }
+    for (int n = 0; n < N; ++n) {
+      for (int m = 0; m < PANEL; ++m) sums[n * PANEL + m] = added[n][m];
+    }
+  }
+
+  //! Turns the sums of a row and a panel into its result.
+  void finish(int64_t row, int64_t panel, const Vec* sums) const {
+    const int64_t first = panel * outputs_, at = row * product_.width + first;
+    const int count = std::min<int64_t>(outputs_, product_.width - first);
+    for (int i = 0; i < count; i += LANES * PER_WORD<T>) {
+      Vec values[PER_WORD<T>];
+      for (int part = 0; part < PER_WORD<T>; ++part) {
+        const int from = i + part * LANES;
+        values[part] = sums[from / LANES];
+        if (product_.is_gated) values[part] = silu(values[part]) * sums[(HALF + from) / LANES];
+        if (product_.residual) values[part] += load((const T*)product_.residual + at + from, count - from);
+      }
+      store_words((T*)product_.result + at + i, rounded(values), count - i);
+    }
+  }
+
+  const Product& product_;
+  const int64_t num_words_;  //!< of a row
+  const int outputs_;        //!< elements of the result a panel gives
+  const int64_t num_panels_, num_tiles_;
+  std::vector<Vec> sums_;  //!< [TILES * ROWS][PANEL]
+};
+
+template <class T>
+void multiply(const Product& product) {
+#pragma omp parallel num_threads(product.num_threads)
+  {
+    Multiplier<T> multiplier(product);
+#pragma omp for schedule(static, 1)
+    for (int part = 0; part < product.num_threads; ++part) {
+      const int64_t num_jobs = multiplier.num_jobs();
+      multiplier.run(num_jobs * part / product.num_threads, num_jobs * (part + 1) / product.num_threads);
+    }
+  }
+}
+
+//! Puts rows of `size` values into their columns: `count` of them from column `first` on, or, where they are one of two
+//! matrices, HALF of them in each panel, the first in column `first`.
+template <class T>
+void lay_out(const T* from, int64_t count, int64_t size, uint32_t* panels, int64_t first, bool is_gated) {
+  const int64_t num_words = size / PER_WORD<T>;
+#pragma omp parallel for
+  for (int64_t begin = 0; begin < count; begin += WIDTH) {
+    const int64_t end = std::min(begin + WIDTH, count);
+    for (int64_t word = 0; word < num_words; word += LINE) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t column = first + (is_gated ? i / HALF * WIDTH + i % HALF : i);
+        const uint32_t* words = (const uint32_t*)(from + i * size);
+        uint32_t* to = panels + column / WIDTH * num_words * WIDTH + column % WIDTH;
+        for (int64_t w = word; w < std::min(word + LINE, num_words); ++w) to[w * WIDTH] = words[w];
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace pagedbatch
+
+using pagedbatch::BFloat16;
+
+extern "C" int32_t pagedbatch_panel_width() { return pagedbatch::WIDTH; }
+
+//! Whether the CPU multiplies matrices of bfloat16 as such, several times faster than rows: another library's work.
+extern "C" bool pagedbatch_has_matrix_unit() {
+#if defined(__AMX_BF16__) || defined(__ARM_FEATURE_BF16)
+  return true;
+#else
+  return false;
+#endif
+}
+
+//! `rows` [count, size] of T, contiguous, into `panels`; see `lay_out`.
+extern "C" void pagedbatch_lay_out(const void* rows, int64_t count, int64_t size, void* panels, int64_t first,
+                                   int32_t is_gated, int32_t is_bfloat16) {
+  if (is_bfloat16) {
+    pagedbatch::lay_out((const BFloat16*)rows, count, size, (uint32_t*)panels, first, is_gated);
+  } else {
+    pagedbatch::lay_out((const float*)rows, count, size, (uint32_t*)panels, first, is_gated);
+  }
+}
+
+extern "C" void pagedbatch_multiply(const pagedbatch::Product* product) {
+  if (product->is_bfloat16) {
+    pagedbatch::multiply<BFloat16>(*product);
+  } else {
+    pagedbatch::multiply<float>(*product);
+  }
+}
