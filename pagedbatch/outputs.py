@@ -210,7 +210,8 @@ class RequestOutput:
 class PoolCounts:
     """Blocks by state: `private + shared + cached + free` is the pool. `filled_slots` lie in live blocks.
 
-    `logical` is the summed length of all block tables: what the live blocks would be without sharing.
+    `logical` is the summed length of all block tables: what the live blocks would be without sharing. `swapped` are
+    blocks of the host pool, beside this one, that preempted groups hold.
     """
 
     private: int
@@ -219,6 +220,7 @@ class PoolCounts:
     free: int
     logical: int
     filled_slots: int
+    swapped: int = 0
 
     @property
     def live(self) -> int:

@@ -76,6 +76,7 @@ def run_stats(scale: int = 1, steps: int = 2) -> dict[str, Any]:
                 free=10 * scale,
                 logical=20 * scale,
                 filled_slots=120 * scale,
+                swapped=3 * scale,
                 running_sequences=4,
                 seconds=StepSeconds(model=0.5, attention=0.25, sampling=0.125, swap=0.0625),
                 host_seconds=0.0625,

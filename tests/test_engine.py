@@ -161,6 +161,9 @@ def test_counters_add_up() -> None:
     assert computed == counters.prompt_tokens + decoded + counters.recomputed_tokens
     assert counters.swapped_out_blocks == sum(len(step.swap_out) for step in run.steps)
     assert counters.swapped_in_blocks == sum(len(step.swap_in) for step in run.steps)
+    swapped = [snapshot.pool.swapped for snapshot in run.snapshots]
+    assert max(len(step.swap_out) for step in run.steps) <= max(swapped) <= 40
+    assert swapped[-1] == 0
 
 
 @pytest.mark.parametrize("prompt", [1, 2, 3, 4])

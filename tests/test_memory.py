@@ -94,6 +94,18 @@ def test_counters_are_the_latest() -> None:
     assert memory["prefix_cache"] == {"queried_tokens": 100, "hit_tokens": 64}
 
 
+def test_swapped_blocks_at_once_are_the_most_that_there_were() -> None:
+    books, later, other = account(), account(), account()
+    for each, counts in ((books, (3, 8, 5)), (later, (2, 9)), (other, (4,))):
+        for swapped in counts:
+            each.observe(snapshot(private=1, swapped=swapped))
+    assert books.blocks()["peak_swapped_blocks"] == 8
+    books.follow(later)  # in the same place, one after the other
+    assert books.blocks()["peak_swapped_blocks"] == 9
+    books.stand_beside([other])
+    assert books.blocks()["peak_swapped_blocks"] == 13
+
+
 def test_time_is_summed_by_kind() -> None:
     books = account()
     for _ in range(2):

@@ -110,10 +110,15 @@ def test_timelines_side_by_side_add_up_what_stood_at_the_same_second() -> None:
 
 def test_the_state_of_several_engines_is_their_sum_and_the_dead_leave_their_counters() -> None:
     now = [
-        snapshot(5, private=3, shared=2, free=5, running_sequences=4, counters=counters(10), step_seconds=0.5),
-        snapshot(7, private=1, cached=4, free=5, running_sequences=1, counters=counters(20), step_seconds=0.2),
+        snapshot(
+            5, private=3, shared=2, free=5, swapped=6, running_sequences=4, counters=counters(10), step_seconds=0.5
+        ),
+        snapshot(
+            7, private=1, cached=4, free=5, swapped=2, running_sequences=1, counters=counters(20), step_seconds=0.2
+        ),
     ]
     total = sum_snapshots(now, past=[snapshot(99, private=9, counters=counters(5))])
     assert (total.pool.private, total.pool.shared, total.pool.cached, total.pool.free) == (4, 2, 4, 10)
+    assert total.pool.swapped == 8
     assert (total.running_sequences, total.step, total.step_seconds) == (5, 12, 0.5)
     assert (total.counters.output_tokens, total.counters.cow_copies) == (35, 70)

@@ -110,6 +110,7 @@ def test_the_details() -> None:
     assert "tokens/s           █▁ " in text, "all tokens came in the first step"
     assert "30 to 30, mean 30" in text
     assert "10.0 MiB swapped in 0.12 s of the model's time" in text
+    assert "3.00 MiB of host memory held swapped blocks at most" in text
     assert "20 to 30, mean 25" in text
     assert 'some/model"' in text
     settings = [line.split() for line in lines[lines.index("Versions") - 8 : lines.index("Versions") - 1]]
@@ -126,7 +127,7 @@ def test_sequences_that_never_fit_are_named() -> None:
     account.observe(snapshot(private=4, filled_slots=60, running_sequences=1))
     account.row_finished(finished_row(0, 30, [20]), GenerationParams(max_tokens=100), 4096)
     text = "\n".join(shown(stats_of(account), details))
-    assert "max: 1 of 1 sequences have no chunk large enough in this memory" in text
+    assert "max: 1 of 1 sequence has no chunk large enough in this memory" in text
     assert "oracle: 1" not in text
 
 

@@ -144,6 +144,7 @@ class BlockManager:
             free=pool.num_free,
             logical=self._logical_blocks,
             filled_slots=self._filled_slots,
+            swapped=self.swap_pool.num_live,
         )
 
     # --- act -----------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class MemoryAccount:
         self._steps_with_live = 0
         self._live = self._logical = self._running = 0.0
         self._saving = self._kv_used = 0.0
-        self._peak_live = self._peak_shared = self._peak_running = 0
+        self._peak_live = self._peak_shared = self._peak_running = self._peak_swapped = 0
         self._model = self._attention = self._sampling = self._host = self._io = self._swap = 0.0
         self._peak_map: BlockMap | None = None
 
@@ -62,6 +62,7 @@ class MemoryAccount:
             self._peak_live = max(self._peak_live, live)
             self._peak_shared = max(self._peak_shared, pool.shared)
         self._peak_running = max(self._peak_running, snapshot.running_sequences)
+        self._peak_swapped = max(self._peak_swapped, pool.swapped)
         seconds = snapshot.seconds
         self._model += seconds.model
         self._attention += seconds.attention
@@ -100,6 +101,7 @@ class MemoryAccount:
         self._peak_live = max(self._peak_live, later._peak_live)
         self._peak_shared = max(self._peak_shared, later._peak_shared)
         self._peak_running = max(self._peak_running, later._peak_running)
+        self._peak_swapped = max(self._peak_swapped, later._peak_swapped)
         self._final_live = later._final_live
         self._timeline.follow(later._timeline)
 
@@ -124,6 +126,7 @@ class MemoryAccount:
             self._peak_live += other._peak_live
             self._peak_shared += other._peak_shared
             self._peak_running += other._peak_running
+            self._peak_swapped += other._peak_swapped
             self._final_live = (self._final_live or 0) + (other._final_live or 0)
         for name, mean in means.items():
             setattr(self, name, mean * steps)
@@ -153,7 +156,8 @@ class MemoryAccount:
         """The `memory` section of the stats: blocks, tokens, bytes, and shares between 0 and 1.
 
         `kv_used` and `sharing_saving` are None when no step held a block. `swap_seconds` are a part of the model's
-        time. `peak_map` says who held which blocks when the pool was fullest: each sequence's table as
+        time. `swapped_blocks` were moved, in or out; `peak_swapped_blocks` stood in host memory at once, beside the
+        pool. `peak_map` says who held which blocks when the pool was fullest: each sequence's table as
         [first number, length] runs, equal numbers being one block; None when no step held one.
         """
         num_slots = self.num_blocks * self.block_size
@@ -185,6 +189,7 @@ class MemoryAccount:
             "cow_copies": counters.cow_copies,
             "preemptions": {"swap": counters.preemptions_swap, "recompute": counters.preemptions_recompute},
             "swapped_blocks": swapped_blocks,
+            "peak_swapped_blocks": self._peak_swapped,
             "swapped_out_blocks": counters.swapped_out_blocks,
             "swapped_in_blocks": counters.swapped_in_blocks,
             "swapped_bytes": swapped_blocks * self.block_bytes,

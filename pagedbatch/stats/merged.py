@@ -38,6 +38,7 @@ def sum_snapshots(current: Sequence[StepSnapshot], past: Sequence[StepSnapshot])
             free=sum(pool.free for pool in pools),
             logical=sum(pool.logical for pool in pools),
             filled_slots=sum(pool.filled_slots for pool in pools),
+            swapped=sum(pool.swapped for pool in pools),
         ),
         counters=add_counters([each.counters for each in (*current, *past)]),
         running_groups=sum(each.running_groups for each in current),

@@ -18,7 +18,9 @@ _SUMS = (
     "cow_copies", "swapped_blocks", "swapped_out_blocks", "swapped_in_blocks", "swapped_bytes", "recomputed_tokens",
 )  # fmt: skip
 _MEANS = ("mean_live_blocks", "mean_logical_blocks", "sharing_saving", "kv_used", "mean_running_sequences")
-_HIGHEST = ("num_blocks", "peak_live_blocks", "peak_shared_blocks", "peak_running_sequences")
+_HIGHEST = (
+    "num_blocks", "peak_live_blocks", "peak_shared_blocks", "peak_running_sequences", "peak_swapped_blocks",
+)  # fmt: skip
 _SCHEME_SUMS = ("replayed", "refused")
 
 

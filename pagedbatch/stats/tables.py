@@ -18,7 +18,7 @@ from pagedbatch.stats.baselines import SCHEMES
 from pagedbatch.stats.breakdown import print_breakdown
 from pagedbatch.stats.charts import ASCII, Glyphs, Part, glyphs_for, sparkline, stacked_bar
 from pagedbatch.stats.report import CHART_BAR_WIDTH, CHART_LABEL_WIDTH
-from pagedbatch.stats.wording import duration, percent, size
+from pagedbatch.stats.wording import duration, percent, plural, size
 
 Point = Mapping[str, Any]
 
@@ -77,7 +77,8 @@ def _shares(memory: Mapping[str, Any], glyphs: Glyphs) -> Iterator[Text]:
     for name in SCHEMES:
         refused, count = contiguous[name]["refused"], contiguous[name]["refused"] + contiguous[name]["replayed"]
         if refused:
-            yield Text(f"{name}: {refused:,} of {count:,} sequences have no chunk large enough in this memory")
+            which = f"{refused:,} of {plural(count, 'sequence')} {'has' if refused == 1 else 'have'}"
+            yield Text(f"{name}: {which} no chunk large enough in this memory")
 
 
 def _over_time(points: Sequence[Point], block_size: int, glyphs: Glyphs) -> Iterator[Text]:
@@ -137,6 +138,9 @@ def _time(time: Mapping[str, float], memory: Mapping[str, Any], glyphs: Glyphs) 
     if memory.get("swapped_blocks") and "swap_seconds" in memory:  # older files don't say
         moved = f"{size(memory['swapped_bytes'])} swapped in {memory['swap_seconds']:,.2f} s of the model's time"
         yield Text(f"{'':<{CHART_LABEL_WIDTH}}{moved}", style="dim")
+    if memory.get("peak_swapped_blocks"):
+        held = size(memory["peak_swapped_blocks"] * memory["block_bytes"])
+        yield Text(f"{'':<{CHART_LABEL_WIDTH}}{held} of host memory held swapped blocks at most", style="dim")
 
 
 def _print_settings(settings: Mapping[str, Any], console: Console, ascii_only: bool) -> None:
