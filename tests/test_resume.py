@@ -95,6 +95,16 @@ def test_error_rows_are_retried_and_nothing_else(letters: Workplace) -> None:
     assert not letters.journal.exists()
 
 
+def test_one_error_row_is_no_plural(letters: Workplace) -> None:
+    letters.write([{"id": i, "prompt": "z" * size, "max_tokens": 4} for i, size in enumerate((3, 100))])
+    view = View()
+    assert letters.run(view, num_blocks=4).exit_code == 3
+    assert view.notices == ["1 row is an error: the same command with --retry-errors runs it again"]
+    view = View()
+    assert letters.run(view, num_blocks=64, retry_errors=True).exit_code == 0
+    assert view.notices[:2] == ["1 error row runs again", "resuming: 1 of 2 rows is finished already"]
+
+
 def test_a_higher_limit_goes_on_where_the_lower_one_ended(letters: Workplace) -> None:
     letters.write([{"id": f"r{i}", "prompt": "cz"[i % 2]} for i in range(30)])
     assert letters.run(limit=10, max_tokens=3).exit_code == 0

@@ -165,7 +165,7 @@ def test_a_killed_shard_goes_on_and_another_one_is_refused_its_journal(folder: F
     folder.notices.clear()
     assert folder.run("out.jsonl", shard="1/2").exit_code == 3
     assert folder.notices[0].startswith("resuming: ")
-    assert folder.notices[0].endswith(" of 5 rows are finished already")
+    assert folder.notices[0].endswith(" finished already")
     assert folder.read("out.jsonl") == whole
 
 
@@ -181,7 +181,7 @@ def test_error_rows_of_a_shard_are_retried(folder: Folder) -> None:
     before = folder.read("out.jsonl")
     folder.notices.clear()
     assert folder.run("out.jsonl", shard="1/2", retry_errors=True).exit_code == 3
-    assert folder.notices[:2] == ["1 error rows run again", "resuming: 4 of 5 rows are finished already"]
+    assert folder.notices[:2] == ["1 error row runs again", "resuming: 4 of 5 rows are finished already"]
     assert folder.read("out.jsonl") == before
 
 

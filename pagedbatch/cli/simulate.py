@@ -128,6 +128,7 @@ def simulate(
     from pagedbatch.simulation.trace_file import TraceColumns, read_trace
     from pagedbatch.stats.report import summary
     from pagedbatch.stats.tables import details
+    from pagedbatch.stats.wording import plural
 
     if (trace is None) == (log_normal is None):
         raise UsageError("give a trace, or --log-normal IN,OUT,SIGMA")
@@ -175,9 +176,10 @@ def simulate(
     summary(stats, console)
     details(stats, console)
     if found.num_cut:
-        print(f"{found.num_cut} requests were cut to the context of {config.max_model_len} tokens", file=sys.stderr)
+        cut = plural(found.num_cut, "request was", "requests were")
+        print(f"{cut} cut to the context of {config.max_model_len} tokens", file=sys.stderr)
     if found.num_lifted:
-        print(f"{found.num_lifted} requests had a length of 0: it was taken as 1", file=sys.stderr)
+        print(f"{plural(found.num_lifted, 'request')} had a length of 0: it was taken as 1", file=sys.stderr)
     if found.num_error:
         print(f"{found.num_error} requests could not run; the first: {found.first_error}", file=sys.stderr)
     return 3 if found.num_error else 0

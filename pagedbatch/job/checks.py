@@ -13,6 +13,7 @@ from pagedbatch.job.keep import ALL_COLUMNS
 from pagedbatch.job.prompts import PROMPT_FIELDS, template_fields
 from pagedbatch.job.reader import Source, Survey
 from pagedbatch.job.settings import RunSettings
+from pagedbatch.stats.wording import plural
 
 
 def check_columns(settings: RunSettings, source: Source, found: Survey) -> None:
@@ -57,7 +58,7 @@ def refuse_broken(num_broken: int, num_rows: int) -> None:
         UsageError: there are some.
     """
     if num_broken:
-        raise UsageError(f"--strict: {num_broken} of {num_rows} rows can't be answered; nothing was started")
+        raise UsageError(f"--strict: {num_broken} of {plural(num_rows, 'row')} can't be answered; nothing was started")
 
 
 def _report(error: str, notice: Callable[[str], None]) -> int:

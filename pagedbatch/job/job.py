@@ -18,6 +18,7 @@ from pagedbatch.job.interrupts import EXIT_INTERRUPTED, Interrupts
 from pagedbatch.job.journal import Journal
 from pagedbatch.job.journal_lines import Manifest, ModelIdentity
 from pagedbatch.job.loop import RowsView, Totals
+from pagedbatch.job.messages import finished_of
 from pagedbatch.job.one_process import OneProcess
 from pagedbatch.job.opening import OpenedJob, open_job
 from pagedbatch.job.output import OutputPaths, output_paths
@@ -30,6 +31,7 @@ from pagedbatch.job.startup import open_device_side
 from pagedbatch.job.unfinished import Unfinished
 from pagedbatch.params import resolve
 from pagedbatch.stats.memory import MemoryAccount
+from pagedbatch.stats.wording import plural
 
 #: Settings that decide what is written, beside the generation parameters. The others change only how fast.
 _RESULT_SETTINGS = (
@@ -131,7 +133,9 @@ def _finish(
     # Last: while the journal is there, everything can be done again.
     write_output(paths, journal, keep_journal=journal.num_error > 0 or goes_on)
     if journal.num_error and paths is not None:
-        ui.notice(f"{journal.num_error} rows are errors: the same command with --retry-errors runs these again")
+        errors = plural(journal.num_error, "row is an error", "rows are errors")
+        these = "it" if journal.num_error == 1 else "these"
+        ui.notice(f"{errors}: the same command with --retry-errors runs {these} again")
     return JobResult(EXIT_ROWS_FAILED if journal.num_error else 0, stats, paths)
 
 
@@ -195,7 +199,7 @@ class _Run:
         return stats
 
     def _resume_hint(self) -> str:
-        finished = f"{self.journal.num_finished} of {len(self.unfinished.rows)} rows are finished"
+        finished = finished_of(self.journal.num_finished, len(self.unfinished.rows))
         if self.paths is None:
             return f"{finished}, and lost: --output - can't be resumed"
         return f"{finished} and kept in {self.paths.journal}: the same command goes on from there"
@@ -231,9 +235,9 @@ def _open_journal(settings: RunSettings, manifest: Manifest, rows: range, paths:
 
 def _tell_resumed(journal: Journal, rows: range, ui: Ui) -> None:
     if journal.num_retried:
-        ui.notice(f"{journal.num_retried} error rows run again")
+        ui.notice(f"{plural(journal.num_retried, 'error row runs', 'error rows run')} again")
     if journal.num_resumed:
-        ui.notice(f"resuming: {journal.num_resumed} of {len(rows)} rows are finished already")
+        ui.notice(f"resuming: {finished_of(journal.num_resumed, len(rows))} already")
         mine = versions()
         changed = [f"{name} {was} -> {mine.get(name)}" for name, was in journal.stored_versions.items()
                    if mine.get(name) != was]  # fmt: skip

@@ -32,6 +32,7 @@ from pagedbatch.errors import RunError, UsageError
 from pagedbatch.job.durable import sync_folder, write_at
 from pagedbatch.job.journal_lines import BEGINNING, FINISHED_ROW, FORMAT, MANIFEST_ROW, Entry, Manifest, seal, unseal
 from pagedbatch.job.locking import open_locked
+from pagedbatch.stats.wording import plural
 
 #: A power cut loses no more than this: so long, or so many rows, may stand written and not yet on the disk.
 _SYNC_SECONDS = 1.0
@@ -314,8 +315,8 @@ class Journal:
     def _damage_message(self, offset: int) -> str:
         return (
             f"{self._path} is damaged at byte {offset}, with whole records behind it: `truncate -s {offset} "
-            f"{self._path}` keeps the {self.num_finished} rows before it and the same command goes on from there; "
-            "--restart begins anew"
+            f"{self._path}` keeps the {plural(self.num_finished, 'row')} before it and the same command goes on from "
+            "there; --restart begins anew"
         )
 
     def _read_manifest(self, entry: Entry | None) -> dict[str, Any]:

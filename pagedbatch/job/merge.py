@@ -19,6 +19,7 @@ from pagedbatch.job.openai_batch import answered_row
 from pagedbatch.job.output import OutputPaths
 from pagedbatch.job.parts import Part, merged_paths, open_parts
 from pagedbatch.stats.parts import merged_stats
+from pagedbatch.stats.wording import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +98,10 @@ def _records(part: Part, to_parquet: bool) -> Iterator[bytes]:
     except OSError as error:
         raise RunError(f"can't read {part.name}: {error.strerror}") from error
     if number < len(part.rows):
-        raise RunError(f"{part.name} ends after {number} of its {len(part.rows)} rows")
+        raise RunError(f"{part.name} ends after {number} of its {plural(len(part.rows), 'row')}")
     if num_error != part.stats["rows"]["error"]:
-        raise RunError(f"{part.name} holds {num_error} error rows, its stats speak of {part.stats['rows']['error']}")
+        errors = plural(num_error, "error row")
+        raise RunError(f"{part.name} holds {errors}, its stats speak of {part.stats['rows']['error']}")
 
 
 @dataclass(frozen=True, slots=True)

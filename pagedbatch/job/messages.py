@@ -1,4 +1,4 @@
-"""How values and other libraries' errors are told inside a one-line message."""
+"""How values, counts and other libraries' errors are told inside a one-line message."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ def short(value: Any) -> str:
     """A value, cut when it is long."""
     text = repr(value)
     return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
+
+
+def finished_of(num_finished: int, num_rows: int) -> str:
+    """`1 of 24 rows is finished`."""
+    rows, are = "row" if num_rows == 1 else "rows", "is" if num_finished == 1 else "are"
+    return f"{num_finished} of {num_rows} {rows} {are} finished"
 
 
 def first_line(error: BaseException) -> str:

@@ -17,6 +17,7 @@ from pagedbatch.errors import UsageError
 from pagedbatch.job.journal_lines import unseal
 from pagedbatch.job.output import OutputPaths, output_paths
 from pagedbatch.job.shard import Shard, name_rows
+from pagedbatch.stats.wording import plural
 
 #: What merging reads: sections of the stats and the keys within.
 _NEEDED: dict[str, tuple[str, ...]] = {
@@ -179,7 +180,7 @@ def _check_cover(parts: Sequence[Part]) -> None:
     if reached < num_rows:
         problems.append(_gap(range(reached, num_rows), parts))
     if problems:
-        raise UsageError(f"the parts are not the whole of {num_rows} rows: {'; '.join(problems)}")
+        raise UsageError(f"the parts are not the whole of {plural(num_rows, 'row')}: {'; '.join(problems)}")
 
 
 def _gap(missing: range, parts: Sequence[Part]) -> str:

@@ -19,6 +19,7 @@ from pagedbatch.planning.rows import RowsFound, read_rows
 from pagedbatch.planning.sizes import Sizes, size_up
 from pagedbatch.planning.verdict import Verdict, judge
 from pagedbatch.sequence import Request
+from pagedbatch.stats.wording import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def _look_ahead(
     supposed = suppositions(requests, config.block_size, expect_tokens)
     forecasts = []
     for supposition in supposed:
-        tell(f"simulating {len(requests):,} rows, outputs: {supposition.name}")
+        tell(f"simulating {plural(len(requests), 'row')}, outputs: {supposition.name}")
         forecasts.append(forecast(requests, supposition, config, sizes.block_bytes))
     likely = next(i for i, each in enumerate(supposed) if each.is_likely)
     tell("simulating other block sizes")
