@@ -4,7 +4,7 @@
 
 The host half, around a runner that takes no time: its seconds a step with many rows waiting against few, and with a
 large pool, all of whose blocks hold something, against a small one. With a model: tokens a second with more and more
-rows at once, and the peak memory of a run whose prompts fill the pool, against weights + pool. Give prompts enough.
+rows at once, and what the peak memory of some runs holds beside weights, pool and swapped blocks. Give prompts enough.
 """
 
 from __future__ import annotations
@@ -30,6 +30,16 @@ from pagedbatch.sequence import Request
 PROMPT, OUTPUT = 64, 64  # tokens: 64 sequences of these take 512 of the smallest pool's blocks
 STEPS = 1000
 MIB = 2**20
+
+#: Runs whose peaks differ in kind: at the start, in prompts that fill a pool, in samples that are preempted, and after
+#: batches of ever other sizes.
+PEAKS = {
+    "one row": ("--limit", 1, "--max-tokens", 4, "--kv-memory", "32MiB", "--ignore-eos"),
+    "prompts fill the pool": ("--limit", 384, "--max-tokens", 2, "--kv-memory", "1GiB", "--ignore-eos"),
+    "8 beams": ("--limit", 16, "--num-beams", 8, "--n", 8, "--max-tokens", 64, "--kv-memory", "512MiB"),
+    "4 samples, preempted": ("--limit", 64, "--n", 4, "--max-tokens", 64, "--kv-memory", "256MiB", "--ignore-eos"),
+    "2 samples, ending anywhere": ("--limit", 256, "--n", 2, "--max-tokens", 96, "--kv-memory", "256MiB"),
+}
 
 
 class Load:
@@ -89,7 +99,7 @@ def run(model: str, folder: Path, *flags: object) -> tuple[dict[str, Any], int]:
     """The account of a run in a process of its own, and the peak of its memory in bytes."""
     output = folder / "out.jsonl"
     command = [sys.executable, "-c", "from pagedbatch.cli.app import main; main()", "run"]
-    command += ["--model", model, "--output", str(output), "--ignore-eos", *map(str, flags)]
+    command += ["--model", model, "--output", str(output), "--restart", *map(str, flags)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     assert status == 0
@@ -101,16 +111,21 @@ def with_model(model: str, prompts: str, folder: Path) -> None:
     first = None
     for rows in (16, 64, 128, 256):
         flags = ("--max-num-seqs", rows, "--limit", rows, "--max-tokens", 64, "--kv-memory", "2GiB")
-        stats, _ = run(model, folder, prompts, *flags)
+        stats, _ = run(model, folder, prompts, *flags, "--ignore-eos")
         speed = stats["throughput"]["output_tokens_per_second"]
         first = first or speed
         print(f"{rows:12} {speed:10.0f} {speed / first:19.2f}", flush=True)
 
+
+def peaks(model: str, prompts: str, folder: Path) -> None:
     weights = sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
-    stats, peak = run(model, folder, prompts, "--kv-memory", "1GiB", "--max-tokens", 2)
-    filled = 1 - stats["timeline"][-1]["free"] / stats["memory"]["num_blocks"]
-    rest = peak - weights - stats["memory"]["num_blocks"] * stats["memory"]["block_bytes"]
-    print(f"peak {peak / MIB:.0f} MiB: {rest / MIB:.0f} MiB over weights + pool of 1 GiB, {filled:.0%} filled")
+    print(f"{'MiB at the peak':26}" + "".join(f"{name:>10}" for name in ("all", "weights", "pool", "swapped", "rest")))
+    for title, flags in PEAKS.items():
+        stats, peak = run(model, folder, prompts, *flags, "--dtype", "bfloat16")
+        memory = stats["memory"]
+        pool, swapped = (memory[name] * memory["block_bytes"] for name in ("num_blocks", "peak_swapped_blocks"))
+        parts = (peak, weights, pool, swapped, peak - weights - pool - swapped)
+        print(f"{title:26}" + "".join(f"{part / MIB:10.0f}" for part in parts), flush=True)
 
 
 if __name__ == "__main__":
@@ -118,3 +133,4 @@ if __name__ == "__main__":
     if len(sys.argv) > 2:
         with tempfile.TemporaryDirectory() as temporary:
             with_model(sys.argv[1], sys.argv[2], Path(temporary))
+            peaks(sys.argv[1], sys.argv[2], Path(temporary))
