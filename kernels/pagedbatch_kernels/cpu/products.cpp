@@ -18,7 +18,7 @@ constexpr int WIDTH = PANEL * LANES;
 constexpr int HALF = WIDTH / 2;
 //! Tiles that a panel is used for before the next one, and words of both taken at once: what this makes of rows, panel
 //! and sums stays in the cache of a core.
-constexpr int TILES = 24, WORDS = 512;
+constexpr int TILES = 16, WORDS = 1024;
 //! Words that a cache line has.
 constexpr int LINE = 16;
 
@@ -73,58 +73,69 @@ class Multiplier {
   }
 
  private:
-  int64_t rows_of(int64_t tile) const { return std::min<int64_t>(ROWS, product_.num_rows - tile * ROWS); }
-
   //! `count` tiles and one panel.
   void multiply(int64_t first_tile, int64_t count, int64_t panel) {
-    for (int64_t row = 0; row < count * ROWS; ++row) {
-      for (int m = 0; m < PANEL; ++m) {
-        sums_[row * PANEL + m] = product_.bias ? load(product_.bias + panel * WIDTH + m * LANES) : Vec{};
-      }
-    }
     for (int64_t word = 0; word < num_words_; word += WORDS) {
-      const int64_t num_words = std::min<int64_t>(WORDS, num_words_ - word);
-      const uint32_t* columns = (const uint32_t*)product_.panels + (panel * num_words_ + word) * WIDTH;
       for (int64_t i = 0; i < count; ++i) {
-        const uint32_t* rows = (const uint32_t*)product_.rows + (first_tile + i) * ROWS * num_words_ + word;
-        // What comes after these words is on its way from memory meanwhile, a part with each of the first tiles.
-        const uint32_t* ahead = columns + num_words * WIDTH + i * num_words * LINE;
-        with_constant<ROWS>(rows_of(first_tile + i), [&](auto n) {
-          add<n>(rows, columns, num_words, ahead, sums_.data() + i * ROWS * PANEL);
-        });
+        const int64_t row = (first_tile + i) * ROWS;
+        with_constant<ROWS>(std::min<int64_t>(ROWS, product_.num_rows - row),
+                            [&](auto n) { multiply<n>(row, panel, word, i); });
       }
-    }
-    for (int64_t row = first_tile * ROWS; row < std::min((first_tile + count) * ROWS, product_.num_rows); ++row) {
-      finish(row, panel, sums_.data() + (row - first_tile * ROWS) * PANEL);
     }
   }
 
-  //! Adds the products of N rows and a panel's columns, `num_words` words of each, to `sums` [N][PANEL].
+  //! N rows and a panel's columns, their words from `word` on: those of the `i`-th tile in turn.
   template <int N>
-  void add(const uint32_t* rows, const uint32_t* columns, int64_t num_words, const uint32_t* ahead, Vec* sums) const {
-    Vec added[N][PANEL];
-    for (int n = 0; n < N; ++n) {
-      for (int m = 0; m < PANEL; ++m) added[n][m] = sums[n * PANEL + m];
+  void multiply(int64_t row, int64_t panel, int64_t word, int64_t i) {
+    const int64_t num_words = std::min<int64_t>(WORDS, num_words_ - word);
+    const uint32_t* rows = (const uint32_t*)product_.rows + row * num_words_ + word;
+    const uint32_t* columns = (const uint32_t*)product_.panels + (panel * num_words_ + word) * WIDTH;
+    // What comes after these words is on its way from memory meanwhile, a part with each of the first tiles.
+    const uint32_t* ahead = columns + num_words * WIDTH + i * num_words * LINE;
+    if (word + num_words == num_words_) {
+      for (int n = 0; n < N; ++n) fetch(row + n, panel);
     }
-    for (int64_t word = 0; word < num_words; ++word) {
+    Vec* left = sums_.data() + i * ROWS * PANEL;  // by the words before
+    Vec sums[N][PANEL];
+    for (int n = 0; n < N; ++n) {
+      for (int m = 0; m < PANEL; ++m) sums[n][m] = word ? left[n * PANEL + m] : bias(panel, m);
+    }
+    for (int64_t w = 0; w < num_words; ++w) {
       Words column[PANEL];
 #pragma GCC unroll 4
-      for (int m = 0; m < PANEL; ++m) column[m] = load(columns + word * WIDTH + m * LANES);
-      __builtin_prefetch(ahead + word * LINE, 0, 2);
+      for (int m = 0; m < PANEL; ++m) column[m] = load(columns + w * WIDTH + m * LANES);
+      __builtin_prefetch(ahead + w * LINE, 0, 2);
 #pragma GCC unroll 8
       for (int n = 0; n < N; ++n) {
-        const Words element = broadcast(rows[n * num_words_ + word]);
+        const Words element = broadcast(rows[n * num_words_ + w]);
 #pragma GCC unroll 4
-        for (int m = 0; m < PANEL; ++m) added[n][m] = multiply_add<T>(added[n][m], element, column[m]);
+        for (int m = 0; m < PANEL; ++m) sums[n][m] = multiply_add<T>(sums[n][m], element, column[m]);
       }
     }
     for (int n = 0; n < N; ++n) {
-      for (int m = 0; m < PANEL; ++m) sums[n * PANEL + m] = added[n][m];
+      if (word + num_words == num_words_) {
+        finish(row + n, panel, sums[n]);
+      } else {
+        for (int m = 0; m < PANEL; ++m) left[n * PANEL + m] = sums[n][m];
+      }
+    }
+  }
+
+  Vec bias(int64_t panel, int m) const {
+    return product_.bias ? load(product_.bias + panel * WIDTH + m * LANES) : Vec{};
+  }
+
+  //! Asks for the memory that `finish` needs: to wait for it there would cost a tenth of the time.
+  void fetch(int64_t row, int64_t panel) const {
+    const int64_t at = row * product_.width + panel * outputs_;
+    for (int i = 0; i < outputs_; i += LINE * PER_WORD<T>) {
+      __builtin_prefetch((const T*)product_.result + at + i, 1, 3);
+      if (product_.residual) __builtin_prefetch((const T*)product_.residual + at + i, 0, 3);
     }
   }
 
   //! Turns the sums of a row and a panel into its result.
-  void finish(int64_t row, int64_t panel, const Vec* sums) const {
+  void finish(int64_t row, int64_t panel, const Vec (&sums)[PANEL]) const {
     const int64_t first = panel * outputs_, at = row * product_.width + first;
     const int count = std::min<int64_t>(outputs_, product_.width - first);
     for (int i = 0; i < count; i += LANES * PER_WORD<T>) {
@@ -143,7 +154,7 @@ class Multiplier {
   const int64_t num_words_;  //!< of a row
   const int outputs_;        //!< elements of the result a panel gives
   const int64_t num_panels_, num_tiles_;
-  std::vector<Vec> sums_;  //!< [TILES * ROWS][PANEL]
+  std::vector<Vec> sums_;  //!< [TILES * ROWS][PANEL], between one part of the words and the next
 };
 
 template <class T>
