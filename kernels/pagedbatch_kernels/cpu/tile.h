@@ -1,6 +1,8 @@
 // Attention of one tile of query rows: a pass over its keys, a chunk of tokens at a time, with the softmax kept running
 // (Milakov and Gimelshein, 2018; Dao et al., FlashAttention, 2022). Knows one thread.
 //
+// Scores are multiplied by log2 e with their scale, so that weights are powers of 2.
+//
 // In bfloat16 the weights are rounded before they meet the values; their sum is that of the rounded ones, so that a row
 // which sees one token gets its value, exactly.
 
@@ -14,8 +16,8 @@
 namespace pagedbatch {
 
 //! How far above a row's reference a score may rise before the reference moves there and all sums are rescaled (as in
-//! FlashAttention 4): weights stay below e^8, and most chunks need no rescaling.
-constexpr float SLACK = 8;
+//! FlashAttention 4): weights stay below 2^12, and most chunks need no rescaling.
+constexpr float SLACK = 12;
 
 //! Floats that a query row's state takes between two pieces: sums over values, of weights a lane each, the reference.
 template <class T>
@@ -76,7 +78,7 @@ class Tile {
       // A sink is a key seen first, whose value is zero.
       std::memset(sums(row), 0, (width_ + LANES) * sizeof(float));
       *total(row) = step_.sinks ? 1.0f : 0.0f;
-      reference_[row] = step_.sinks ? step_.sinks[head(row)] : -INFINITE;
+      reference_[row] = step_.sinks ? step_.sinks[head(row)] * LOG2_E : -INFINITE;
     }
   }
 
@@ -152,7 +154,7 @@ class Tile {
     }
   }
 
-  //! Products of N rows and M registers of keys, from key `i` of the chunk on.
+  //! Scaled products of N rows and M registers of keys, from key `i` of the chunk on.
   template <int N, int M>
   void score(int row, int i) {
     Vec dots[N][M] = {};
@@ -167,23 +169,24 @@ class Tile {
         for (int m = 0; m < M; ++m) dots[n][m] = multiply_add<T>(dots[n][m], element, key[m]);
       }
     }
+    const float factor = step_.softcap > 0 ? step_.scale / step_.softcap : step_.scale * LOG2_E;
     for (int n = 0; n < N; ++n) {
-      for (int m = 0; m < M; ++m) store(scores_[n] + i + m * LANES, dots[n][m]);
+      for (int m = 0; m < M; ++m) store(scores_[n] + i + m * LANES, dots[n][m] * factor);
     }
   }
 
-  //! Turns the `n`-th row's products into scores, -inf for tokens that it does not see, and moves its reference if it must.
+  //! Caps the `n`-th row's scores, makes them -inf for tokens that it does not see, and moves its reference if it must.
   void limit(int row, int n, int begin, int end, const Tokens& tokens) {
     const int first = first_seen(row, tokens), last = last_seen(row, tokens);
     Vec most = broadcast(-INFINITE);
     for (int i = begin; i < end; i += LANES) {
-      Vec values = load(scores_[n] + i) * step_.scale;
-      if (step_.softcap > 0) values = tanh(values / step_.softcap) * step_.softcap;
-      if (i < first || i + LANES > last) {
+      Vec values = load(scores_[n] + i);
+      if (step_.softcap > 0 || i < first || i + LANES > last) {
         const Ints number = lane_numbers() + i;
+        if (step_.softcap > 0) values = tanh(values) * (step_.softcap * LOG2_E);
         values = (number >= first) & (number < last) ? values : broadcast(-INFINITE);
+        store(scores_[n] + i, values);
       }
-      store(scores_[n] + i, values);
       most = larger(most, values);
     }
     if (any_above(most, reference_[row] + SLACK)) rescale(row, largest(most));
@@ -197,7 +200,7 @@ class Tile {
     for (int i = begin; i < end; i += LANES * PER_WORD<T>) {
       Vec weights[PER_WORD<T>];
       for (int part = 0; part < PER_WORD<T>; ++part) {
-        weights[part] = exp<T>(load(scores_[n] + i + part * LANES) - subtract);
+        weights[part] = exp2<T>(load(scores_[n] + i + part * LANES) - subtract);
       }
       const Words words = rounded(weights);
       store(weights_[n] + i / PER_WORD<T>, words);
@@ -207,7 +210,7 @@ class Tile {
   }
 
   void rescale(int row, float reference) {
-    const Vec factor = exp(broadcast(reference_[row] - reference));
+    const Vec factor = exp2(broadcast(reference_[row] - reference));
     for (int d = 0; d <= width_; d += LANES) store(sums(row) + d, load(sums(row) + d) * factor);
     reference_[row] = reference;
   }

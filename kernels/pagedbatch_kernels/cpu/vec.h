@@ -101,12 +101,15 @@ inline Vec multiply_add(Vec sum, Vec one, Vec other) {
 
 inline void store(float* to, Vec values) { std::memcpy(to, &values, sizeof values); }
 
-//! Rounds to nearest, ties to even, as torch does.
+//! Each value rounded to bfloat16, to nearest, ties to even, as torch does: the upper half of a word.
+inline Words round_to_bfloat16(Vec values) {
+  const Words bits = (Words)values;
+  const Words rounded = bits + 0x7fff + ((bits >> 16) & 1);
+  return values == values ? rounded : bits | 0x7fc00000;  // rounding up could carry a NaN over into the sign
+}
+
 inline void store(BFloat16* to, Vec values) {
-  Words bits = (Words)values;
-  Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  Words nan = rounded | 0x7fc0;  // rounding up could carry a NaN over into the sign
-  Halves halves = __builtin_convertvector(values == values ? rounded : nan, Halves);
+  const Halves halves = __builtin_convertvector(round_to_bfloat16(values) >> 16, Halves);
   std::memcpy(to, &halves, sizeof halves);
 }
 
@@ -179,24 +182,28 @@ Vec two_to_fraction(Vec f) {
   }
 }
 
-//! e^x for x < 88, as exact as `two_to_fraction<T>`; exactly 0 for -inf, and NaN stays NaN.
+constexpr float LOG2_E = 1.44269504f;
+
+//! 2^x for x < 128, as exact as `two_to_fraction<T>`; exactly 0 for -inf, and NaN stays NaN.
 //!
 //! 2^(n + f) with n whole: 2^f, times 2^n.
 template <class T = float>
-Vec exp(Vec x) {
-  constexpr float LOG2_E = 1.44269504f;
-#if defined(__AVX512F__)
-  const Vec power = larger(broadcast(-200.0f), x * LOG2_E);  // 2^-200 is 0; -inf would have no fraction
-  const Vec n = (Vec)_mm512_roundscale_ps((__m512)power, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  return (Vec)_mm512_scalef_ps((__m512)two_to_fraction<T>(power - n), (__m512)n);
+Vec exp2(Vec x) {
+#if defined(__AVX512DQ__)
+  // What is left of x when it is rounded to a whole number; 0 for -inf.
+  const Vec f = (Vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  return (Vec)_mm512_scalef_ps((__m512)two_to_fraction<T>(f), (__m512)(x - f));
 #else
   const Vec whole = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to whole numbers, left in the low bits
-  const Vec power = larger(broadcast(-126.0f), x * LOG2_E);
+  const Vec power = larger(broadcast(-126.0f), x);
   const Vec shifted = power + whole;
   const Vec two_to_n = (Vec)(((Ints)shifted - (Ints)whole + 127) << 23);
   return power == -126.0f ? Vec{} : two_to_fraction<T>(power - (shifted - whole)) * two_to_n;
 #endif
 }
+
+//! e^x for x < 88, otherwise like `exp2`.
+inline Vec exp(Vec x) { return exp2(x * LOG2_E); }
 
 inline Vec tanh(Vec x) {
   Vec size = x < 0.0f ? -x : x;

@@ -85,12 +85,7 @@ inline Words odd_pairs(Words one, Words other) { return (one >> 16) | (other & 0
 
 //! What was computed on those, rounded to bfloat16 and in its order again.
 inline Words interleaved(Vec even, Vec odd) {
-  BFloat16 halves[2][LANES];
-  store(halves[0], even);
-  store(halves[1], odd);
-  Halves bits[2];
-  std::memcpy(bits, halves, sizeof bits);
-  return __builtin_convertvector(bits[0], Words) | __builtin_convertvector(bits[1], Words) << 16;
+  return round_to_bfloat16(even) >> 16 | (round_to_bfloat16(odd) & 0xffff0000u);
 }
 
 //! One step of a transposition: swaps the squares of side STEP that lie across the diagonal of two rows STEP apart.
