@@ -57,7 +57,7 @@ def test_without_a_compiler_auto_is_torch(cache_folder: Path, monkeypatch: pytes
     notices: list[str] = []
     assert backends.choose_backend("auto", CPU, notices.append) == ("torch", backends.REFERENCE)
     assert notices == [
-        "no CPU attention kernel: there is no C++ compiler (c++, g++, clang++ or what $CXX names): going on with the "
+        "no CPU kernels: there is no C++ compiler (c++, g++, clang++ or what $CXX names): going on with the "
         "torch backend"
     ]
     assert "cpu" not in backends.available_backends()
@@ -88,8 +88,8 @@ def test_a_build_that_fails_says_why_in_one_line_and_leaves_nothing(
     notices: list[str] = []
     assert backends.choose_backend("auto", CPU, notices.append)[0] == "torch"
     assert notices == [
-        f"building the CPU attention kernel, once: {failing} into {cache_folder}",
-        f"no CPU attention kernel: {failing} failed: x.h:1: error: no such flag: going on with the torch backend",
+        f"building the CPU kernels, once: {failing} into {cache_folder}",
+        f"no CPU kernels: {failing} failed: x.h:1: error: no such flag: going on with the torch backend",
     ]
     assert list(cache_folder.iterdir()) == []
 
@@ -99,7 +99,7 @@ def test_a_build_that_makes_no_library_is_told_in_words_and_not_kept(
 ) -> None:
     # The last argument is the file to write.
     monkeypatch.setenv("CXX", compiler(tmp_path, 'for last; do :; done; echo nonsense > "$last"'))
-    with pytest.raises(UsageError, match=r"--attention cpu: .*cpu-attention-\w+\.so can't be loaded"):
+    with pytest.raises(UsageError, match=r"--attention cpu: .*cpu-kernels-\w+\.so can't be loaded"):
         backends.choose_backend("cpu", CPU, lambda line: None)
     assert list(cache_folder.iterdir()) == []
 

@@ -40,7 +40,7 @@ def choose_backend(name: str, device: torch.device, notice: Callable[[str], None
         try:
             return "cpu", _cpu_backend(notice)
         except cpu_build.BuildError as error:
-            notice(f"no CPU attention kernel: {error}: going on with the torch backend")
+            notice(f"no CPU kernels: {error}: going on with the torch backend")
             return "torch", REFERENCE
     if name == "auto":
         name = "triton" if _triton_can_launch() else "torch"

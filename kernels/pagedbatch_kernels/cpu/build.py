@@ -52,7 +52,7 @@ def library_path(folder: Path | None = None) -> Path:
     # A home folder can be shared by machines whose CPUs differ.
     parts += [" ".join(_flags()).encode(), _cpu_features().encode()]
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    return folder / f"cpu-attention-{key}.so"
+    return folder / f"cpu-kernels-{key}.so"
 
 
 def load_library(notice: Callable[[str], None], folder: Path | None = None) -> ctypes.CDLL:
@@ -88,7 +88,7 @@ def _build(path: Path, notice: Callable[[str], None]) -> None:
             else "there is no C++ compiler (c++, g++, clang++ or what $CXX names)"
         )
     here = Path(__file__).parent
-    notice(f"building the CPU attention kernel, once: {compiler} into {path.parent}")
+    notice(f"building the CPU kernels, once: {compiler} into {path.parent}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Whole or not at all, whoever else builds the same at the same time.
