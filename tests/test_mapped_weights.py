@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,10 @@ def test_memory_without_a_file_stays_as_it_is() -> None:
 
 @pytest.mark.skipif(not can_load(), reason="there is no C++ compiler here")
 def test_a_packed_layer_takes_its_part_of_the_checkpoint_along(
-    rand_model_path: Path, monkeypatch: pytest.MonkeyPatch
+    rand_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint = rand_model_path / "model.safetensors"
+    model = shutil.copytree(rand_model_path, tmp_path / "model")  # other tests keep the shared one mapped
+    checkpoint = model / "model.safetensors"
     still_mapped: list[int] = []
     pack = lean.Layer.of
 
@@ -93,7 +95,7 @@ def test_a_packed_layer_takes_its_part_of_the_checkpoint_along(
         return layer
 
     monkeypatch.setattr(lean.Layer, "of", watch)
-    loaded = load_model(str(rand_model_path), dtype="float32", device="cpu")
+    loaded = load_model(str(model), dtype="float32", device="cpu")
     runner = ModelRunner.create(loaded, attention="cpu", keep_model=False, num_blocks=4)
     assert runner.forward_name == "lean"
     assert still_mapped == sorted(set(still_mapped), reverse=True)  # ever less
