@@ -56,7 +56,7 @@ class Multiplier {
         outputs_(product.is_gated ? HALF : WIDTH),
         num_panels_(parts(product.width, outputs_)),
         num_tiles_(parts(product.num_rows, ROWS)),
-        sums_(TILES * ROWS * PANEL) {}
+        sums_(num_words_ > WORDS ? TILES * ROWS * PANEL : 0) {}
 
   int64_t num_jobs() const { return num_panels_ * num_tiles_; }
 
@@ -95,7 +95,7 @@ class Multiplier {
     if (word + num_words == num_words_) {
       for (int n = 0; n < N; ++n) fetch(row + n, panel);
     }
-    Vec* left = sums_.data() + i * ROWS * PANEL;  // by the words before
+    Vec* left = sums_.empty() ? nullptr : sums_.data() + i * ROWS * PANEL;  // by the words before
     Vec sums[N][PANEL];
     for (int n = 0; n < N; ++n) {
       for (int m = 0; m < PANEL; ++m) sums[n][m] = word ? left[n * PANEL + m] : bias(panel, m);
@@ -154,7 +154,7 @@ class Multiplier {
   const int64_t num_words_;  //!< of a row
   const int outputs_;        //!< elements of the result a panel gives
   const int64_t num_panels_, num_tiles_;
-  std::vector<Vec> sums_;  //!< [TILES * ROWS][PANEL], between one part of the words and the next
+  std::vector<Vec> sums_;  //!< [TILES * ROWS][PANEL], between one part of the words and the next, if there is a next
 };
 
 template <class T>

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -73,10 +74,8 @@ class Products:
         Raises:
             ValueError: matrices that don't fit each other, or of an odd size in bfloat16.
         """
-        firsts = [0]
-        for weight in weights:
-            firsts.append(firsts[-1] + len(weight))
-        return self._laid_out(weights, biases, firsts, firsts[-1], is_gated=False)
+        *firsts, width = accumulate(map(len, weights), initial=0)
+        return self._laid_out(weights, biases, firsts, width, is_gated=False)
 
     def lay_out_gated(self, gate: Tensor, up: Tensor, biases: Sequence[Tensor | None]) -> Panels:
         """For SiLU of the product with `gate` [width, size], times the product with `up` (SwiGLU, arXiv 2002.05202).
@@ -104,7 +103,7 @@ class Products:
         num_columns = -(-width // a_panel) * self._panel_width
         values = torch.zeros(num_columns * size, dtype=dtype)
         bias = None if all(each is None for each in biases) else torch.zeros(num_columns)
-        for weight, own_bias, first in zip(weights, biases, firsts, strict=False):
+        for weight, own_bias, first in zip(weights, biases, firsts, strict=True):
             check(weight, dtype, (len(weight), size))
             self._put(weight, values, first, is_gated)
             if own_bias is not None and bias is not None:
