@@ -63,10 +63,14 @@ def workloads() -> list[Workload]:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A query, the caches of NUM_LAYERS and a batch, once plain and once with its prefixes as the kernel gates them."""
+    """A query, the caches of NUM_LAYERS and a batch, once plain and once with its prefixes as the kernel gates them.
+
+    What the caches hold is noise, so that those in the reference's layout are as good as those in the kernel's.
+    """
 
     query: Tensor
     caches: Tensor
+    reference_caches: Tensor
     plain: AttentionBatch
     gated: AttentionBatch
 
@@ -83,6 +87,8 @@ def work(workload: Workload, dtype: torch.dtype, backend: CpuBackend) -> Work:
     shape = CacheShape(NUM_LAYERS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE)
     caches = backend.allocate_cache(shape, sum(num_blocks), dtype, CPU)
     caches.copy_(torch.randn(caches.shape[1:]))
+    reference_caches = reference.allocate_cache(shape, sum(num_blocks), dtype, CPU)
+    reference_caches.copy_(torch.randn(reference_caches.shape[1:]))
 
     query_lens = [query_len for _, query_len in workload.lens]
     context_lens = [seq_len - query_len for seq_len, query_len in workload.lens]
@@ -102,7 +108,7 @@ def work(workload: Workload, dtype: torch.dtype, backend: CpuBackend) -> Work:
     groups = find_prefix_groups(tables, query_lens, context_lens, BLOCK_SIZE, costs)
     shared_prefixes = SharedPrefixes.from_groups(groups, tables, starts, BLOCK_SIZE, CPU)
     query = torch.randn(starts[-1], NUM_HEADS, HEAD_SIZE).to(dtype)
-    return Work(query, caches, plain, replace(plain, shared_prefixes=shared_prefixes))
+    return Work(query, caches, reference_caches, plain, replace(plain, shared_prefixes=shared_prefixes))
 
 
 def milliseconds(call: Callable[[], object]) -> float:
@@ -123,16 +129,14 @@ def main() -> None:
     for workload in workloads():
         for dtype in (torch.float32, torch.bfloat16):
             one = work(workload, dtype, backend)
-            layer_caches = cycle(one.caches)
+            caches, reference_caches = cycle(one.caches), cycle(one.reference_caches)
 
-            def attend(
-                of: Backend, batch: AttentionBatch, query: Tensor = one.query, caches: Iterator[Tensor] = layer_caches
-            ) -> None:
+            def attend(of: Backend, caches: Iterator[Tensor], batch: AttentionBatch, query: Tensor = one.query) -> None:
                 of.paged_attention(query, next(caches), batch, scale=HEAD_SIZE**-0.5)
 
-            torch_ms, plain_ms, gated_ms = (
-                milliseconds(partial(attend, of, batch))
-                for of, batch in ((REFERENCE, one.plain), (backend, one.plain), (backend, one.gated))
+            torch_ms = milliseconds(partial(attend, REFERENCE, reference_caches, one.plain))
+            plain_ms, gated_ms = (
+                milliseconds(partial(attend, backend, caches, batch)) for batch in (one.plain, one.gated)
             )
             print(
                 f"{workload.name:42}{'bf16' if dtype == torch.bfloat16 else ' f32':>4}{torch_ms:8.2f}{plain_ms:10.2f}"

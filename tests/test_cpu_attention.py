@@ -33,8 +33,10 @@ CPU = torch.device("cpu")
 #: and the kernel their results, together 8e-3. float16 is the reference itself.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+#: Of 8 tokens, which are packed when they are read, and of 16, which are kept packed.
+BLOCKS = pytest.mark.parametrize("block_size", [8, 16])
 
-#: (seq_len, query_len): first tokens, decodes around the borders of blocks of 8 and of chunks of 64 tokens, whole
+#: (seq_len, query_len): first tokens, decodes around the borders of blocks and of chunks of 64 tokens, whole
 #: prompts of one tile and of several, chunks of longer ones.
 RAGGED = [(1, 1), (7, 1), (8, 1), (9, 1), (17, 17), (40, 5), (63, 1), (64, 1), (65, 1), (150, 150), (200, 90), (300, 1)]
 
@@ -52,8 +54,19 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
+def stored(layer_cache: Tensor) -> Tensor:
+    """The reference's cache as the backend keeps it, written slot by slot: packed, where the sizes allow it."""
+    _, num_blocks, block_size, num_kv_heads, head_size = layer_cache.shape
+    shape = CacheShape(2, block_size, num_kv_heads, head_size)
+    cache = backend().allocate_cache(shape, num_blocks, layer_cache.dtype, CPU)[1]
+    key, value = layer_cache.flatten(1, 2)
+    backend().write_kv(key, value, cache, torch.arange(num_blocks * block_size))
+    return cache
+
+
 def attend(case: PagedCase, **options: Any) -> Tensor:
-    return backend().paged_attention(case.query, case.layer_cache, case.batch, **{"scale": 0.3, **options})
+    cache = stored(case.layer_cache)
+    return backend().paged_attention(case.query, cache, case.batch, **{"scale": 0.3, **options})
 
 
 def check(case: PagedCase, tolerance: float | None = None, **options: Any) -> None:
@@ -65,9 +78,10 @@ def check(case: PagedCase, tolerance: float | None = None, **options: Any) -> No
     assert relative_error(actual, expected) < (tolerance or TOLERANCE[case.query.dtype])
 
 
+@BLOCKS
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
-def test_a_ragged_mix_of_prefill_and_decode(threads: int, dtype: torch.dtype) -> None:
-    check(paged_case(RAGGED, dtype=dtype))
+def test_a_ragged_mix_of_prefill_and_decode(threads: int, dtype: torch.dtype, block_size: int) -> None:
+    check(paged_case(RAGGED, block_size=block_size, dtype=dtype))
 
 
 @DTYPES
@@ -77,17 +91,21 @@ def test_lengths_around_block_borders(block_size: int, dtype: torch.dtype) -> No
     check(paged_case(lens, block_size=block_size, num_kv_heads=1, dtype=dtype))
 
 
+@BLOCKS
 @DTYPES
 @pytest.mark.parametrize("head_size", [1, 7, 24, 32, 33, 64, 72, 80, 96, 112, 128, 192, 256])
-def test_every_head_size(head_size: int, dtype: torch.dtype) -> None:
-    check(paged_case([(9, 1), (70, 6)], head_size=head_size, dtype=dtype), scale=head_size**-0.5)
+def test_every_head_size(head_size: int, dtype: torch.dtype, block_size: int) -> None:
+    check(paged_case([(9, 1), (70, 6)], block_size=block_size, head_size=head_size, dtype=dtype), scale=head_size**-0.5)
 
 
+@BLOCKS
 @DTYPES
 @pytest.mark.parametrize("queries_per_kv", [1, 3, 4, 7, 8, 20, 71])
-def test_every_ratio_of_query_to_kv_heads(threads: int, queries_per_kv: int, dtype: torch.dtype) -> None:
+def test_every_ratio_of_query_to_kv_heads(
+    threads: int, queries_per_kv: int, dtype: torch.dtype, block_size: int
+) -> None:
     """71 rows are more than a tile of one token is meant for."""
-    check(paged_case([(9, 1), (12, 12), (90, 30)], queries_per_kv=queries_per_kv, dtype=dtype))
+    check(paged_case([(9, 1), (12, 12), (90, 30)], block_size=block_size, queries_per_kv=queries_per_kv, dtype=dtype))
 
 
 @DTYPES
@@ -96,70 +114,78 @@ def test_long_prompts_in_tiles_of_many_rows(threads: int, queries_per_kv: int, d
     check(paged_case([(700, 700), (900, 500)], queries_per_kv=queries_per_kv, block_size=16, dtype=dtype))
 
 
+@BLOCKS
 @DTYPES
 @pytest.mark.parametrize("window", [1, 3, 16, 17, 64, 65, 1000])
-def test_sliding_window(threads: int, window: int, dtype: torch.dtype) -> None:
-    check(paged_case(RAGGED, dtype=dtype), sliding_window=window)
+def test_sliding_window(threads: int, window: int, dtype: torch.dtype, block_size: int) -> None:
+    check(paged_case(RAGGED, block_size=block_size, dtype=dtype), sliding_window=window)
 
 
+@BLOCKS
 @DTYPES
 @pytest.mark.parametrize("window", [1, 16, 70])
-def test_blocks_that_left_the_window_are_not_read(window: int, dtype: torch.dtype) -> None:
+def test_blocks_that_left_the_window_are_not_read(window: int, dtype: torch.dtype, block_size: int) -> None:
     """Their table entries are -1 and would lead outside the cache; the poison is in all that is not visible."""
-    case = paged_case(RAGGED, dtype=dtype)
+    case = paged_case(RAGGED, block_size=block_size, dtype=dtype)
     expected = reference.paged_attention(case.query, case.layer_cache, case.batch, scale=0.3, sliding_window=window)
     tables, layer_cache = case.batch.block_tables.clone(), case.layer_cache.clone()
     for row, (seq_len, query_len) in enumerate(RAGGED):
         first_visible = max(0, seq_len - query_len - window + 1)
-        dropped = tables[row, : first_visible // 8].clone()
+        dropped = tables[row, : first_visible // block_size].clone()
         layer_cache[:, dropped] = torch.nan
-        tables[row, : first_visible // 8] = -1
-        layer_cache[:, tables[row, first_visible // 8], : first_visible % 8] = torch.nan
+        tables[row, : first_visible // block_size] = -1
+        layer_cache[:, tables[row, first_visible // block_size], : first_visible % block_size] = torch.nan
     dropped_case = replace(case, layer_cache=layer_cache, batch=replace(case.batch, block_tables=tables))
     assert relative_error(attend(dropped_case, sliding_window=window), expected) < TOLERANCE[dtype]
 
 
+@BLOCKS
 @DTYPES
 @pytest.mark.parametrize("softcap", [2.0, 50.0])
-def test_soft_cap(softcap: float, dtype: torch.dtype) -> None:
+def test_soft_cap(softcap: float, dtype: torch.dtype, block_size: int) -> None:
     """At a scale where scores reach +-50, so that both caps bend them."""
-    check(paged_case(RAGGED, dtype=dtype), softcap=softcap, scale=4.0)
+    check(paged_case(RAGGED, block_size=block_size, dtype=dtype), softcap=softcap, scale=4.0)
 
 
+@BLOCKS
 @DTYPES
-def test_sinks(threads: int, dtype: torch.dtype) -> None:
+def test_sinks(threads: int, dtype: torch.dtype, block_size: int) -> None:
     """One sink far above all scores, one far below, others among them."""
-    check(paged_case(RAGGED, dtype=dtype), sinks=torch.tensor([30.0, -30.0, 0.5, -1.0]))
+    check(paged_case(RAGGED, block_size=block_size, dtype=dtype), sinks=torch.tensor([30.0, -30.0, 0.5, -1.0]))
 
 
-def test_everything_at_once_in_bfloat16(threads: int) -> None:
-    case = paged_case(RAGGED, head_size=80, queries_per_kv=3, dtype=torch.bfloat16)
+@BLOCKS
+def test_everything_at_once_in_bfloat16(threads: int, block_size: int) -> None:
+    case = paged_case(RAGGED, block_size=block_size, head_size=80, queries_per_kv=3, dtype=torch.bfloat16)
     check(case, sliding_window=16, softcap=5.0, sinks=torch.linspace(-1, 1, 6, dtype=torch.bfloat16))
 
 
-def test_scores_far_apart_and_far_from_zero() -> None:
+@BLOCKS
+def test_scores_far_apart_and_far_from_zero(block_size: int) -> None:
     """Where e^score has no float, and where all but one weight vanish. A score of 2,000 is rounded by up to 1e-4."""
-    check(paged_case(RAGGED), tolerance=1e-3, scale=300.0)
+    check(paged_case(RAGGED, block_size=block_size), tolerance=1e-3, scale=300.0)
 
 
+@BLOCKS
 @DTYPES
 @pytest.mark.parametrize("step", [-1.0, 0.03125, 0.25, 1.0])
-def test_scores_that_rise_or_fall_along_the_sequence(step: float, dtype: torch.dtype) -> None:
+def test_scores_that_rise_or_fall_along_the_sequence(step: float, dtype: torch.dtype, block_size: int) -> None:
     """By so much in all that the scale of the running sums moves never, in some chunks, in each; scores are exact."""
-    case = paged_case(RAGGED, dtype=dtype)
+    case = paged_case(RAGGED, block_size=block_size, dtype=dtype)
     case.query[:] = 1.0
     for (seq_len, _), table in zip(RAGGED, case.block_tables, strict=True):
         for position in range(seq_len):
-            case.layer_cache[0, table[position // 8], position % 8] = 0.0
-            case.layer_cache[0, table[position // 8], position % 8, :, 0] = position // 2
+            case.layer_cache[0, table[position // block_size], position % block_size] = 0.0
+            case.layer_cache[0, table[position // block_size], position % block_size, :, 0] = position // 2
     check(case, scale=step)
 
 
+@BLOCKS
 @DTYPES
 @pytest.mark.parametrize("window", [1, 3, None])
-def test_equal_values_come_out_as_they_are(window: int | None, dtype: torch.dtype) -> None:
+def test_equal_values_come_out_as_they_are(window: int | None, dtype: torch.dtype, block_size: int) -> None:
     """Whatever their weights: in bfloat16 because the sum of weights is that of the rounded ones."""
-    case = paged_case(RAGGED, dtype=dtype)
+    case = paged_case(RAGGED, block_size=block_size, dtype=dtype)
     value = torch.randn(case.layer_cache.shape[3:]).to(dtype)
     case.layer_cache[1] = value
     expected = value.repeat_interleave(2, dim=0).expand_as(case.query)
@@ -168,16 +194,18 @@ def test_equal_values_come_out_as_they_are(window: int | None, dtype: torch.dtyp
     )
 
 
-def test_nan_in_a_visible_key_is_not_hidden() -> None:
-    case = paged_case([(20, 1), (20, 1)])
+@BLOCKS
+def test_nan_in_a_visible_key_is_not_hidden(block_size: int) -> None:
+    case = paged_case([(20, 1), (20, 1)], block_size=block_size)
     case.layer_cache[0, case.block_tables[0][1], 2] = torch.nan
     output = attend(case)
     assert output[0].isnan().all()
     assert not output[1].isnan().any()
 
 
-def test_queries_that_are_views_of_a_fused_projection() -> None:
-    case = paged_case(RAGGED)
+@BLOCKS
+def test_queries_that_are_views_of_a_fused_projection(block_size: int) -> None:
+    case = paged_case(RAGGED, block_size=block_size)
     fused = torch.cat([torch.zeros_like(case.query), case.query], dim=2)
     check(replace(case, query=fused[..., 32:]))
     check(replace(case, query=case.query.transpose(0, 1).contiguous().transpose(0, 1)))
@@ -194,34 +222,43 @@ def share(case: PagedCase, groups: list[PrefixGroup]) -> PagedCase:
 FORKED = [(161, 1), (168, 1), (200, 1), (204, 40), (300, 1)]
 
 
+@BLOCKS
 @DTYPES
 @pytest.mark.parametrize("options", [{}, {"softcap": 2.0}, {"sinks": True}, {"sliding_window": 100}], ids=str)
-def test_a_shared_prefix_changes_no_bit(threads: int, options: dict[str, Any], dtype: torch.dtype) -> None:
+def test_a_shared_prefix_changes_no_bit(
+    threads: int, options: dict[str, Any], dtype: torch.dtype, block_size: int
+) -> None:
     if "sinks" in options:
         options = {"sinks": torch.tensor([1.0, -2.0, 0.5, 3.0])}
-    case = paged_case(FORKED, shared_blocks=20, dtype=dtype)
+    of_8 = block_size // 8
+    case = paged_case(FORKED, block_size=block_size, shared_blocks=20 // of_8, dtype=dtype)
     check(case, **options)
     plain = attend(case, **options)
-    for groups in ([PrefixGroup(0, 5, 20)], [PrefixGroup(1, 2, 16), PrefixGroup(3, 2, 8)], [PrefixGroup(0, 5, 3)]):
+    for groups in (
+        [PrefixGroup(0, 5, 20 // of_8)],
+        [PrefixGroup(1, 2, 16 // of_8), PrefixGroup(3, 2, 8 // of_8)],
+        [PrefixGroup(0, 5, 4 // of_8)],
+    ):
         assert torch.equal(attend(share(case, groups), **options), plain)
 
 
 def test_the_plan_finds_what_pays() -> None:
-    case = paged_case([(165 + row, 1) for row in range(16)], shared_blocks=20)
+    case = paged_case([(405 + row, 1) for row in range(16)], shared_blocks=50)
     costs = backend().prefix_costs(AttentionShape(4, 2, 32, 4), CPU)
-    groups = find_prefix_groups(case.block_tables, [1] * 16, [164 + row for row in range(16)], 8, costs)
-    assert groups == (PrefixGroup(0, 16, 20),)
+    groups = find_prefix_groups(case.block_tables, [1] * 16, [404 + row for row in range(16)], 8, costs)
+    assert groups == (PrefixGroup(0, 16, 50),)
     check(share(case, list(groups)))
-    assert find_prefix_groups(case.block_tables[:2], [1] * 2, [164, 165], 8, costs) == ()
+    assert find_prefix_groups(case.block_tables[:2], [1] * 2, [404, 405], 8, costs) == ()
 
 
+@BLOCKS
 @DTYPES
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 30}, {"softcap": 2.0}], ids=str)
 def test_a_row_is_the_same_bits_alone_and_in_any_batch(
-    threads: int, options: dict[str, Any], dtype: torch.dtype
+    threads: int, options: dict[str, Any], dtype: torch.dtype, block_size: int
 ) -> None:
     """Also a prompt's tokens computed at once or one by one: a run that was preempted computes them again."""
-    case = paged_case(RAGGED, queries_per_kv=3, dtype=dtype)
+    case = paged_case(RAGGED, block_size=block_size, queries_per_kv=3, dtype=dtype)
     together = attend(case, **options)
     for i, (seq_len, query_len) in enumerate(RAGGED):
         for first, count in {(0, query_len), (query_len - 1, 1), (query_len // 2, query_len - query_len // 2)}:
@@ -238,26 +275,37 @@ def test_a_row_is_the_same_bits_alone_and_in_any_batch(
             assert torch.equal(attend(alone, **options), together[start : start + count])
 
 
+@BLOCKS
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
-def test_cache_functions_do_what_the_reference_does(dtype: torch.dtype) -> None:
-    shape = CacheShape(3, 4, 2, 5)
-    caches = [backend().allocate_cache(shape, num_blocks, dtype, CPU).fill_(-1.0) for num_blocks in (6, 6, 3, 3)]
-    native, oracle, native_host, oracle_host = caches
-    key, value, _ = torch.randn(7, 2, 15).to(dtype).split(5, dim=2)
+def test_cache_functions_do_what_the_reference_does(dtype: torch.dtype, block_size: int) -> None:
+    """Blocks copied and swapped hold what attention over the reference's says."""
+    shape = CacheShape(3, block_size, 2, 16)
+    native, native_host = (backend().allocate_cache(shape, num_blocks, dtype, CPU).fill_(-1.0) for num_blocks in (6, 3))
+    oracle, oracle_host = (reference.allocate_cache(shape, num_blocks, dtype, CPU).fill_(-1.0) for num_blocks in (6, 3))
+    key, value, _ = torch.randn(7, 2, 48).to(dtype).split(16, dim=2)
     value = value.transpose(0, 1).contiguous().transpose(0, 1)
-    slots = torch.tensor([9, 0, 23, 5, 6, 7, 20])
+    slots = torch.tensor([block_size + 1, 0, 6 * block_size - 1, 5, 6, 7, 5 * block_size])
     for functions, kv_cache, host in ((backend(), native, native_host), (reference, oracle, oracle_host)):
         for layer_cache in kv_cache:
             functions.write_kv(key, value, layer_cache, slots)
         functions.copy_blocks(kv_cache, torch.tensor([0, 0, 5]), torch.tensor([3, 4, 2]))
         functions.swap_blocks(kv_cache, host, torch.tensor([5, 1]), torch.tensor([0, 2]))
         functions.swap_blocks(host, kv_cache, torch.tensor([0]), torch.tensor([1]))
-    assert torch.equal(native, oracle)
-    assert torch.equal(native_host, oracle_host)
+    for mine, expected in ((native, oracle), (native_host, oracle_host)):
+        for layer_cache, wanted in zip(mine, expected, strict=True):
+            assert torch.equal(layer_cache, wanted if dtype == torch.float16 else stored(wanted))
 
 
 def test_a_cache_may_have_no_blocks() -> None:
     assert backend().allocate_cache(CacheShape(3, 4, 2, 5), 0, torch.float32, CPU).shape == (3, 2, 0, 4, 2, 5)
+    assert backend().allocate_cache(CacheShape(3, 16, 2, 32), 0, torch.bfloat16, CPU).shape == (3, 2, 0, 2, 8, 32, 2)
+
+
+def test_a_packed_block_is_one_stretch_of_memory() -> None:
+    """So that the first blocks to be written, of all layers, take the first pages."""
+    shape = CacheShape(3, 32, 2, 48)
+    cache = backend().allocate_cache(shape, 5, torch.bfloat16, CPU)
+    assert cache.stride(2) * cache.itemsize == shape.block_bytes(torch.bfloat16)
 
 
 def test_a_cache_too_large_for_the_machine_is_a_memory_error() -> None:
@@ -274,7 +322,7 @@ def test_what_does_not_fit_is_refused() -> None:
         ("sinks", {"sinks": torch.zeros(3)}),
         ("disagree", {"batch": replace(case.batch, seq_lens=case.batch.seq_lens[:1])}),
         ("int32", {"batch": replace(case.batch, seq_lens=case.batch.seq_lens.long())}),
-        ("not contiguous", {"layer_cache": case.layer_cache[:, ::2]}),
+        ("not contiguous", {"layer_cache": case.layer_cache.transpose(2, 3)}),
     ]
     arguments = {"query": case.query, "layer_cache": case.layer_cache, "batch": case.batch, "scale": 1.0}
     for message, change in changes:
@@ -325,21 +373,3 @@ def test_a_run_is_the_torch_backends(request: pytest.FixtureRequest, model: str,
     for row, result in run.outputs.items():
         for output, wanted in zip(result.outputs, expected.outputs[row].outputs, strict=True):
             assert output.cumulative_logprob == pytest.approx(wanted.cumulative_logprob, abs=1e-3, rel=1e-5)
-
-
-def test_a_kernel_that_fails_in_mid_run_changes_no_result(
-    rand_model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    native, calls = CpuBackend.paged_attention, 0
-
-    def failing(*args: Any, **options: Any) -> Tensor:
-        nonlocal calls
-        calls += 1
-        if calls > 50:
-            raise RuntimeError("no more")
-        return native(*args, **options)
-
-    monkeypatch.setattr(CpuBackend, "paged_attention", failing)
-    run = run_engine(rand_model_path, requests(), attention="cpu", num_blocks=2000)
-    assert calls == 51
-    assert run.token_ids() == torch_run(rand_model_path).token_ids()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from pagedbatch_kernels.cpu import build
+from pagedbatch_kernels.cpu.backend import CpuBackend
 from pagedbatch_kernels.cpu.rows import CpuRowOps
 
 from pagedbatch.errors import UsageError
@@ -118,7 +119,7 @@ def test_auto_on_a_cpu_is_the_native_kernel() -> None:
     assert "cpu" in backends.available_backends()
     name, backend = backends.choose_backend("auto", CPU, print)
     assert name == "cpu"
-    assert isinstance(backend, backends.FallbackBackend)
+    assert isinstance(backend, CpuBackend)
 
 
 @needs_compiler

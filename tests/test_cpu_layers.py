@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pagedbatch_kernels.cpu.backend import CpuBackend
 from pagedbatch_kernels.cpu.build import can_load
 from pagedbatch_kernels.cpu.layers import LayerOps
+from pagedbatch_kernels.interface import CacheShape
 from torch import Tensor
 
 pytestmark = pytest.mark.skipif(not can_load(), reason="there is no C++ compiler here")
@@ -70,6 +72,27 @@ def test_rotate_and_store(ops: LayerOps, dtype: torch.dtype, head_size: int, rot
     assert (stored[:, untouched] == 7).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [16, 48])
+def test_a_packed_cache_gets_the_same(ops: LayerOps, dtype: torch.dtype, block_size: int) -> None:
+    """Enough tokens for two threads, neighbours among them, which share words of V; other slots stay as they were."""
+    head_size, num_heads, num_kv_heads, num_blocks = 32, 6, 2, 20
+    slots = torch.cat([torch.arange(100, 150), torch.randperm(100)[:40], torch.tensor([num_blocks * block_size - 1])])
+    qkv = torch.randn(len(slots), num_heads + 2 * num_kv_heads, head_size).to(dtype)
+    rotation = torch.randn(2, len(slots), head_size).to(dtype)
+    rows = torch.full((2, num_blocks, block_size, num_kv_heads, head_size), 7.0, dtype=dtype)
+    backend = CpuBackend(print)
+    shape = CacheShape(2, block_size, num_kv_heads, head_size)
+    packed, expected = backend.allocate_cache(shape, num_blocks, dtype, torch.device("cpu")).fill_(7.0)
+
+    ops.rotate_and_store(qkv.clone(), rows, slots, (rotation[0], rotation[1]))
+    ops.rotate_and_store(qkv.clone(), packed, slots, (rotation[0], rotation[1]))
+
+    backend.write_kv(*rows.flatten(1, 2), expected, torch.arange(num_blocks * block_size))
+    assert packed.dim() == rows.dim() + 1
+    assert torch.equal(packed, expected)
+
+
 def test_a_row_is_the_same_in_any_batch(ops: LayerOps) -> None:
     values, weight = torch.randn(500, 576), torch.randn(576)
     alone = torch.cat([ops.rms_norm(row.unsqueeze(0), weight, 1e-5) for row in values])
@@ -93,5 +116,7 @@ def test_what_does_not_fit_is_refused(ops: LayerOps) -> None:
         ops.rms_norm(torch.randn(8, 4).T, torch.randn(8), 1e-5)
     with pytest.raises(ValueError, match="float32 or bfloat16"):
         ops.rms_norm(torch.randn(2, 8).half(), torch.randn(8).half(), 1e-5)
-    with pytest.raises(ValueError, match="expected contiguous"):
+    with pytest.raises(ValueError, match="expected a cache of"):
         ops.rotate_and_store(torch.randn(2, 4, 8), torch.zeros(2, 3, 4, 1, 8).bfloat16(), torch.tensor([0, 1]), None)
+    with pytest.raises(ValueError, match="head size 8, 16 in the cache"):
+        ops.rotate_and_store(torch.randn(2, 4, 8), torch.zeros(2, 3, 4, 1, 16), torch.tensor([0, 1]), None)

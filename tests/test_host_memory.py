@@ -41,6 +41,25 @@ with tempfile.NamedTemporaryFile() as file:
     print(file.read().count(b"<heap nr"))
 """
 
+#: Pages that the system gives anew for 4 MiB that was just given back.
+PAGES = """
+import resource
+from pagedbatch.model.host_memory import keep_activations
+keep_activations()
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+def use():
+    pieces = [libc.malloc(2**20) for _ in range(4)]
+    for piece in pieces:
+        libc.memset(piece, 1, 2**20)
+    for piece in reversed(pieces):
+        libc.free(piece)
+use()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+use()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
 
 def number_printed_by(code: str, **environment: str) -> int:
     """What a process prints that runs `code` after `keep_little`; skips where malloc isn't glibc's."""
@@ -66,3 +85,9 @@ def test_products_of_ever_new_numbers_of_rows_stay_within_bounds() -> None:
 def test_what_a_thread_gives_back_is_there_for_the_others() -> None:
     assert number_printed_by(ARENAS, MALLOC_ARENA_MAX="8") == 2  # what the environment says stands
     assert number_printed_by(ARENAS) == 1
+
+
+def test_what_a_step_gives_back_is_there_for_the_next() -> None:
+    thresholds = {"MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_MMAP_THRESHOLD_": "131072"}
+    assert number_printed_by(PAGES, **thresholds) >= 1000  # what the environment says stands
+    assert number_printed_by(PAGES) < 100

@@ -107,6 +107,7 @@ def open_device_side(settings: RunSettings, text: TextSide, *, memory_share: flo
     Raises:
         UsageError: the model or the pool does not fit what this machine or this engine can do.
     """
+    from pagedbatch.model.host_memory import keep_activations
     from pagedbatch.model.loader import load_model
     from pagedbatch.model.runner import ModelRunner
 
@@ -129,6 +130,7 @@ def open_device_side(settings: RunSettings, text: TextSide, *, memory_share: flo
         max_num_seqs=settings.max_num_seqs,
         memory_share=memory_share,
     )
+    keep_activations()
     config = engine_config(settings, text.defaults, runner.num_blocks, runner.num_swap_blocks)
     return DeviceSide(loaded, runner, Engine(config, runner, _detokenizer(text.tokenizer)))
 

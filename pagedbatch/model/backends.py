@@ -144,7 +144,7 @@ def _cpu_backend(notice: Callable[[str], None]) -> Backend:
     """
     from pagedbatch_kernels.cpu.backend import CpuBackend
 
-    return FallbackBackend("cpu", CpuBackend(notice), notice)
+    return CpuBackend(notice)
 
 
 def _triton_can_launch() -> bool:

@@ -13,7 +13,11 @@ import os
 #: from step to step: by their own measure, 1,024 each, they grew to 750 MB. Kept are those of some six numbers of rows.
 _CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 
-_M_ARENA_MAX = -8  #: of malloc.h
+#: Of malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+
+#: How much of what is given back malloc keeps: in all, and of a single piece, for which it allows no more than this.
+_KEPT_BYTES, _KEPT_BYTES_EACH = 256 * 2**20, 32 * 2**20
 
 
 def keep_little() -> None:
@@ -25,7 +29,20 @@ def keep_little() -> None:
     """
     for name, capacity in _CACHES.items():
         os.environ.setdefault(name, capacity)
-    if "MALLOC_ARENA_MAX" not in os.environ:
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt is not None:
-            mallopt(_M_ARENA_MAX, 1)
+    _set("MALLOC_ARENA_MAX", _M_ARENA_MAX, 1)
+
+
+def keep_activations() -> None:
+    """Lets malloc keep what a step gives back, as the next one asks for it again. To be called when weights are loaded.
+
+    Left to itself it returns most of it to the system, and each step then waits for thousands of pages. The environment
+    decides here as well.
+    """
+    _set("MALLOC_TRIM_THRESHOLD_", _M_TRIM_THRESHOLD, _KEPT_BYTES)
+    _set("MALLOC_MMAP_THRESHOLD_", _M_MMAP_THRESHOLD, _KEPT_BYTES_EACH)
+
+
+def _set(variable: str, parameter: int, value: int) -> None:
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if variable not in os.environ and mallopt is not None:
+        mallopt(parameter, value)

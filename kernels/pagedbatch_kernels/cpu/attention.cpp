@@ -14,8 +14,8 @@
 namespace pagedbatch {
 namespace {
 
-//! Query rows (tokens x query heads of a KV head) of a piece: enough that packing the keys costs little beside them, and
-//! no more than leave each thread several pieces.
+//! Query rows (tokens x query heads of a KV head) of a piece: enough that what a chunk costs by itself is little
+//! beside them, and no more than leave each thread several pieces.
 constexpr int FEW_ROWS = 64, MANY_ROWS = 192;
 
 int tile_rows(const Step& step) {

@@ -1,7 +1,5 @@
 """The CPU backend: the functions of `interface.Backend`, by the library that `build` makes.
 
-The cache's layout is the reference's, so that a run can go over to it at any step.
-
 A row's result is the same bits whatever its batch, the number of threads, and whether its prefix is shared: see
 attention.cpp. float16 is left to the reference.
 """
@@ -10,12 +8,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from pagedbatch_kernels import reference
 from pagedbatch_kernels.cpu.build import load_library
+from pagedbatch_kernels.cpu.cache_layout import LayerCache, empty_cache, planes
 from pagedbatch_kernels.cpu.cache_memory import zeros
 from pagedbatch_kernels.interface import AttentionBatch, AttentionShape, CacheShape, SharedPrefixes
 from pagedbatch_kernels.prefix_groups import PrefixCosts
@@ -33,11 +33,21 @@ class Step(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("block_tables", "seq_lens", "query_starts")),
         *((name, ctypes.c_void_p) for name in ("prefix_tables", "prefix_lens", "run_starts", "seq_prefix_lens")),
         *((name, ctypes.c_int64) for name in ("token_stride", "head_stride")),
-        *((name, ctypes.c_int64) for name in ("table_width", "prefix_table_width", "num_blocks")),
+        *((name, ctypes.c_int64) for name in ("table_width", "prefix_table_width", "block_stride", "value_offset")),
         *((name, ctypes.c_int32) for name in ("num_seqs", "num_runs", "num_tokens")),
         *((name, ctypes.c_int32) for name in ("num_heads", "num_kv_heads", "head_size", "block_size", "window")),
         *((name, ctypes.c_float) for name in ("scale", "softcap")),
-        *((name, ctypes.c_int32) for name in ("is_bfloat16", "num_threads")),
+        *((name, ctypes.c_int32) for name in ("is_bfloat16", "is_packed", "num_threads")),
+    )
+
+
+class Rows(ctypes.Structure):
+    """Keys or values to write: `pagedbatch::Rows` of cache.cpp, field by field."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("data", "slots")),
+        *((name, ctypes.c_int64) for name in ("num_rows", "row_stride", "head_stride")),
+        ("are_values", ctypes.c_int32),
     )
 
 
@@ -56,7 +66,7 @@ class CpuBackend:
         self._attend = library.pagedbatch_attention
         self._attend.argtypes, self._attend.restype = [ctypes.POINTER(Step)], None
         self._write_rows = library.pagedbatch_write_rows
-        self._write_rows.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 6
+        self._write_rows.argtypes = [ctypes.POINTER(Rows), ctypes.POINTER(LayerCache), ctypes.c_int64]
         self._write_rows.restype = ctypes.c_bool
         self._copy_blocks = library.pagedbatch_copy_blocks
         self._copy_blocks.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 5
@@ -76,9 +86,7 @@ class CpuBackend:
         Raises:
             MemoryError: there is no room for it.
         """
-        size = (shape.num_layers, 2, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_size)
-        cache = zeros(size, dtype, huge_pages=not is_spare)
-        return reference.allocate_cache(shape, num_blocks, dtype, device) if cache is None else cache
+        return empty_cache(shape, num_blocks, dtype, partial(zeros, dtype=dtype, huge_pages=not is_spare))
 
     def prefix_costs(self, attention: AttentionShape, device: torch.device) -> PrefixCosts:
         """See `interface.Backend.prefix_costs`.
@@ -91,7 +99,7 @@ class CpuBackend:
             group_tile=_TILE_ROWS,
             reread=0.5,
             merge=4.0,
-            launch=300.0,
+            launch=2300.0,
         )
 
     def write_kv(self, key: Tensor, value: Tensor, layer_cache: Tensor, slot_mapping: Tensor) -> None:
@@ -101,28 +109,24 @@ class CpuBackend:
             ValueError: shapes or dtypes that don't fit each other.
             IndexError: a slot outside the cache.
         """
-        _, num_blocks, block_size, num_kv_heads, head_size = layer_cache.shape
-        num_slots = num_blocks * block_size
-        for rows, cache in zip((key, value), layer_cache, strict=True):
-            if rows.shape != (len(slot_mapping), num_kv_heads, head_size) or rows.dtype != cache.dtype:
+        cache = LayerCache.of(layer_cache, key.shape[2])
+        for rows, are_values in ((key, False), (value, True)):
+            shape = (len(slot_mapping), cache.num_kv_heads, cache.head_size)
+            if rows.shape != shape or rows.dtype != layer_cache.dtype:
                 raise ValueError(
-                    f"K or V is {rows.dtype} {list(rows.shape)}, for {len(slot_mapping)} slots of a {cache.dtype} "
-                    f"cache with {num_kv_heads} heads of {head_size}"
+                    f"K or V is {rows.dtype} {list(rows.shape)}, for a {layer_cache.dtype} cache {list(shape)}"
                 )
             rows = rows if rows.stride(2) == 1 else rows.contiguous()
-            inside = self._write_rows(
-                rows.data_ptr(),
-                cache.data_ptr(),
-                _pointer(slot_mapping, torch.int64),
-                len(slot_mapping),
-                num_slots,
-                num_kv_heads,
-                head_size * rows.itemsize,
-                rows.stride(0) * rows.itemsize,
-                rows.stride(1) * rows.itemsize,
+            arguments = Rows(
+                data=rows.data_ptr(),
+                slots=_pointer(slot_mapping, torch.int64),
+                num_rows=len(slot_mapping),
+                row_stride=rows.stride(0),
+                head_stride=rows.stride(1),
+                are_values=are_values,
             )
-            if not inside:
-                raise IndexError(f"a slot lies outside the {num_slots} of the cache")
+            if not self._write_rows(ctypes.byref(arguments), ctypes.byref(cache), rows.itemsize):
+                raise IndexError(f"a slot lies outside the {cache.num_blocks * cache.block_size} of the cache")
 
     def paged_attention(
         self,
@@ -145,8 +149,8 @@ class CpuBackend:
                 query, layer_cache, batch, scale=scale, sliding_window=sliding_window, softcap=softcap, sinks=sinks
             )
         num_tokens, num_heads, head_size = query.shape
-        _, num_blocks, block_size, num_kv_heads, _ = layer_cache.shape
-        _check(query, layer_cache, batch, sinks)
+        cache = LayerCache.of(layer_cache, head_size)
+        _check(query, layer_cache, cache.num_kv_heads, batch, sinks)
         query = query if query.stride(2) == 1 else query.contiguous()
         sinks = None if sinks is None else sinks.float().contiguous()
         output = torch.empty((num_tokens, num_heads, head_size), dtype=query.dtype)
@@ -161,17 +165,19 @@ class CpuBackend:
             token_stride=query.stride(0),
             head_stride=query.stride(1),
             table_width=batch.block_tables.shape[1],
-            num_blocks=num_blocks,
+            block_stride=cache.block_stride,
+            value_offset=cache.value_offset,
             num_seqs=len(batch.seq_lens),
             num_tokens=num_tokens,
             num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
+            num_kv_heads=cache.num_kv_heads,
             head_size=head_size,
-            block_size=block_size,
+            block_size=cache.block_size,
             window=_NO_WINDOW if sliding_window is None else min(sliding_window, _NO_WINDOW),
             scale=scale,
             softcap=softcap or 0.0,
             is_bfloat16=query.dtype == torch.bfloat16,
+            is_packed=cache.is_packed,
             num_threads=torch.get_num_threads(),
         )
         shared = batch.shared_prefixes
@@ -196,9 +202,9 @@ class CpuBackend:
             ValueError: the caches, or the lists, don't fit each other.
             IndexError: a block outside its cache.
         """
-        num_layers, _, src_blocks, *block_shape = src_cache.shape
-        dst_blocks = dst_cache.shape[2]
-        if dst_cache.shape != (num_layers, 2, dst_blocks, *block_shape) or src_cache.dtype != dst_cache.dtype:
+        num_planes, block_bytes = planes(src_cache)
+        src_blocks, dst_blocks = src_cache.shape[2], dst_cache.shape[2]
+        if (num_planes, block_bytes) != planes(dst_cache) or src_cache.dtype != dst_cache.dtype:
             raise ValueError(f"caches of {list(src_cache.shape)} and {list(dst_cache.shape)} hold different blocks")
         if len(src) != len(dst):
             raise ValueError(f"{len(src)} blocks for {len(dst)} places")
@@ -208,10 +214,10 @@ class CpuBackend:
             _pointer(src, torch.int64),
             _pointer(dst, torch.int64),
             len(src),
-            2 * num_layers,
+            num_planes,
             src_blocks,
             dst_blocks,
-            src_cache[0, 0, 0].nbytes,
+            block_bytes,
         )
         if not inside:
             raise IndexError(f"a block lies outside a cache of {src_blocks} or {dst_blocks}")
@@ -239,22 +245,17 @@ def _pointer(tensor: Tensor, dtype: torch.dtype) -> int:
     return tensor.data_ptr()
 
 
-def _check(query: Tensor, layer_cache: Tensor, batch: AttentionBatch, sinks: Tensor | None) -> None:
+def _check(query: Tensor, layer_cache: Tensor, num_kv_heads: int, batch: AttentionBatch, sinks: Tensor | None) -> None:
     """
     Raises:
         ValueError: the tensors don't fit each other.
     """
-    _, num_heads, head_size = query.shape
-    num_kv_heads = layer_cache.shape[3]
+    num_heads = query.shape[1]
     if query.dtype not in (torch.float32, torch.bfloat16) or query.dtype != layer_cache.dtype:
         raise ValueError(f"query is {query.dtype}, the cache {layer_cache.dtype}: both float32 or both bfloat16")
-    if layer_cache.shape[4] != head_size:
-        raise ValueError(f"head size {head_size} in query, {layer_cache.shape[4]} in the cache")
     if num_heads % num_kv_heads:
         raise ValueError(f"{num_heads} query heads are no multiple of {num_kv_heads} KV heads")
     if sinks is not None and sinks.shape != (num_heads,):
         raise ValueError(f"sinks {list(sinks.shape)} for {num_heads} query heads")
     if not len(batch.query_start_loc) - 1 == len(batch.seq_lens) == len(batch.block_tables):
         raise ValueError("query_start_loc, seq_lens and block_tables disagree on the number of sequences")
-    if not layer_cache.is_contiguous():
-        raise ValueError("the cache of a layer is not contiguous")

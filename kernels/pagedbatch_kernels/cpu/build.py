@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 SOURCES = ("attention.cpp", "cache.cpp", "layers.cpp", "products.cpp", "ranking.cpp", "sampling.cpp")
-HEADERS = ("chunk.h", "step.h", "tile.h", "vec.h", "weights.h", "words.h")
+HEADERS = ("chunk.h", "layer_cache.h", "packing.h", "step.h", "tile.h", "tokens.h", "vec.h", "weights.h", "words.h")
 #: No -ffast-math, and no contraction: see vec.h.
 _FLAGS = (
     *("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno"),

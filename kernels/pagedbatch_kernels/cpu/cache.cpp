@@ -1,10 +1,14 @@
-// Moves K and V: rows into their slots, whole blocks between places. Copies bytes, knows no type.
+// Moves K and V: rows into their slots, whole blocks between places. Knows no model.
 //
 // Both check every index before they write, and return false where one lies outside.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+
+#include "layer_cache.h"
+
+using pagedbatch::LayerCache;
 
 namespace {
 
@@ -14,21 +18,45 @@ bool all_inside(const int64_t* indices, int64_t count, int64_t size) {
 
 }  // namespace
 
-//! Rows of `num_heads` stretches of `head_bytes` into slots of one half of a layer's cache; strides in bytes.
-extern "C" bool pagedbatch_write_rows(const char* rows, char* cache, const int64_t* slots, int64_t num_rows,
-                                      int64_t num_slots, int64_t num_heads, int64_t head_bytes, int64_t row_stride,
-                                      int64_t head_stride) {
-  if (!all_inside(slots, num_rows, num_slots)) return false;
-  for (int64_t row = 0; row < num_rows; ++row) {
-    char* to = cache + slots[row] * num_heads * head_bytes;
-    for (int64_t head = 0; head < num_heads; ++head) {
-      std::memcpy(to + head * head_bytes, rows + row * row_stride + head * head_stride, head_bytes);
+//! Keys, or values, of tokens: [num_rows, num_kv_heads, head_size] of T, contiguous in the head. Strides in elements.
+struct Rows {
+  const void* data;
+  const int64_t* slots;  // [num_rows]
+  int64_t num_rows, row_stride, head_stride;
+  int32_t are_values;
+};
+
+namespace {
+
+template <class T>
+void write(const Rows& rows, const LayerCache& cache) {
+  for (int64_t row = 0; row < rows.num_rows; ++row) {
+    for (int head = 0; head < cache.num_kv_heads; ++head) {
+      const T* from = (const T*)rows.data + row * rows.row_stride + head * rows.head_stride;
+      if (rows.are_values) {
+        cache.put_value(rows.slots[row], head, from);
+      } else {
+        cache.put_key(rows.slots[row], head, from);
+      }
     }
+  }
+}
+
+}  // namespace
+
+//! Rows of 2 or 4 bytes an element into their slots.
+extern "C" bool pagedbatch_write_rows(const Rows* rows, const LayerCache* cache, int64_t itemsize) {
+  if (!cache->has_slots(rows->slots, rows->num_rows)) return false;
+  if (itemsize == 2) {
+    write<uint16_t>(*rows, *cache);
+  } else {
+    write<uint32_t>(*rows, *cache);
   }
   return true;
 }
 
-//! Blocks of `block_bytes`, in every plane (K or V of a layer) of two caches with `src_blocks` and `dst_blocks` each.
+//! Blocks of `block_bytes`, in every plane of two caches with `src_blocks` and `dst_blocks` each: K or V of a layer, or, in
+//! packed ones, all of them.
 extern "C" bool pagedbatch_copy_blocks(const char* src_cache, char* dst_cache, const int64_t* src, const int64_t* dst,
                                        int64_t num_copies, int64_t num_planes, int64_t src_blocks, int64_t dst_blocks,
                                        int64_t block_bytes) {

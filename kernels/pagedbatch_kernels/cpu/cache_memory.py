@@ -16,19 +16,18 @@ import torch
 from torch import Tensor
 
 
-def zeros(size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool) -> Tensor | None:
-    """An array of zeros, contiguous, or None where this system has no huge pages to ask for or to do without.
+def zeros(size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool) -> Tensor:
+    """An array of zeros, contiguous; in pages of the system's choice where there are no huge ones to ask for.
 
-    Blocks lie anywhere, and with small pages most reads of one would also have to look up its address. But a block lies
-    in as many places as there are layers, twice, and the first one to be written takes a page in each: of huge ones,
-    120 MiB with 30 layers.
+    Blocks lie anywhere, and with small pages most reads of one would also have to look up its address. But a cache of
+    which little may ever be written takes less memory with small ones.
 
     Raises:
         MemoryError: there is no room for it.
     """
     num_bytes = math.prod(size) * dtype.itemsize
     if num_bytes == 0 or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return None
+        return _torch_zeros(size, dtype)
     try:
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
@@ -36,3 +35,14 @@ def zeros(size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool) -> Tenso
     with contextlib.suppress(OSError):  # a kernel built without them
         memory.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(tuple(size))
+
+
+def _torch_zeros(size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """
+    Raises:
+        MemoryError: there is no room for it.
+    """
+    try:
+        return torch.zeros(tuple(size), dtype=dtype)
+    except RuntimeError as error:
+        raise MemoryError(str(error)) from error

@@ -1,49 +1,19 @@
-// A chunk of tokens: where their keys and values stand in the paged cache, and how they are laid out for multiplying.
+// A chunk of tokens' keys and values as multiplying wants them: where they stand if the cache is packed, or packed first.
 // Knows no query.
 //
-// Keys are transposed, so that a register holds the same word of LANES keys: each score is then a sum in one lane, in
-// order, and all query rows use what was laid out once. Values stay rows; in bfloat16 two tokens' are joined in pairs.
+// A register holds the same word of LANES keys: each score is then a sum in one lane, in order, and all query rows use
+// what was laid out once. Or LANES elements of a token's value, in bfloat16 each beside that of the next token.
 
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
-#include "step.h"
+#include "packing.h"
+#include "tokens.h"
 #include "words.h"
 
 namespace pagedbatch {
-
-//! Tokens taken at once. A multiple of every LANES; a larger one leaves more of a shared prefix to each row.
-constexpr int CHUNK = 64;
-
-constexpr int round_up(int size, int to) { return (size + to - 1) / to * to; }
-
-//! Where a chunk's tokens stand.
-struct Tokens {
-  int chunk = 0;            //!< the first one's number, a multiple of CHUNK
-  int first = 0, last = 0;  //!< of the CHUNK tokens, those that are read
-  int64_t offset[CHUNK];    //!< of each one's first key of the piece in the layer's cache
-};
-
-//! The tokens of `piece` in the chunk that begins with number `chunk`.
-inline Tokens find_tokens(const Step& step, const Piece& piece, int chunk) {
-  Tokens tokens;
-  tokens.chunk = chunk;
-  tokens.first = std::max(piece.begin - chunk, 0);
-  tokens.last = std::min(piece.end - chunk, CHUNK);
-  const int32_t* block = piece.block_table + (chunk + tokens.first) / step.block_size;
-  int in_block = (chunk + tokens.first) % step.block_size;
-  for (int i = tokens.first; i < tokens.last; ++i) {
-    const int64_t slot = int64_t(*block) * step.block_size + in_block;
-    tokens.offset[i] = (slot * step.num_kv_heads + piece.kv_head) * step.head_size;
-    if (++in_block == step.block_size) {
-      in_block = 0;
-      ++block;
-    }
-  }
-  return tokens;
-}
 
 //! One KV head of a chunk.
 template <class T>
@@ -51,96 +21,100 @@ class Chunk {
  public:
   explicit Chunk(const Step& step)
       : step_(step),
-        value_offset_(step.num_blocks * step.block_size * step.num_kv_heads * step.head_size),
+        packing_(step),
         num_words_(round_up(step.head_size, PER_WORD<T>) / PER_WORD<T>),
-        width_(round_up(step.head_size, PER_WORD<T> * LANES)),
-        packed_keys_(CHUNK * width_ / PER_WORD<T> / LANES),
-        packed_values_(CHUNK / PER_WORD<T> * width_ / LANES) {}
+        key_stride_(step.is_packed ? step.block_size : CHUNK),
+        halves_(2 * step.head_size),
+        ahead_(step.is_packed ? 4 * CHUNK / GROUP * step.head_size : 0) {}
 
   //! Words of a key.
   int num_words() const { return num_words_; }
-  //! Words of a row of values, and floats of a sum over them: head_size, filled up to whole registers.
-  int width() const { return width_; }
-
-  //! The `word` of each of the CHUNK keys, for those that were packed; the rest of their registers is zero.
-  const uint32_t* keys(int word) const { return (const uint32_t*)packed_keys_.data() + word * CHUNK; }
-  //! What token `i` has, or tokens `i` and `i + 1` in pairs, zero for one that was not packed.
+  //! The first word of LANES keys from the `i`-th on, a multiple of LANES; `key_stride` words on, the next of each.
+  const uint32_t* keys(int i) const { return keys_[i / LANES]; }
+  int64_t key_stride() const { return key_stride_; }
+  //! What token `i` has, or tokens `i` and `i + 1` in pairs, zero for one that is not read.
   const uint32_t* values(int i) const { return values_[i / PER_WORD<T>]; }
 
-  //! Lays out what `tokens` have for KV head `head` of the piece; meanwhile what comes `next` is on its way from memory.
-  void pack(const Tokens& tokens, int head, const Tokens& next, int next_head) {
-    pack_keys(tokens, key_of(head), next, key_of(next_head));
-    pack_values(tokens, key_of(head) + value_offset_, next, key_of(next_head) + value_offset_);
+  //! Makes ready what `tokens` have for KV head `head`, and what comes `next` for `fetch`, to be called `times` times.
+  void take(const Tokens& tokens, int head, const Tokens& next, int next_head, int times) {
+    if (!step_.is_packed) return packing_.pack(tokens, head, next, next_head, keys_, values_);
+    find_keys(tokens, head);
+    find_values(tokens, head);
+    look_ahead(next, next_head, times);
+  }
+
+  //! Asks for a few cache lines of what comes next: many at once would wait for each other.
+  __attribute__((always_inline)) void fetch() {
+    if (line_ == last_line_) return;
+    for (int i = 0; i < at_once_; ++i) __builtin_prefetch(line_[i], 0, 2);
+    line_ += at_once_;
   }
 
  private:
-  static constexpr int PER_REGISTER = LANES * PER_WORD<T>;
+  // Of a packed cache.
 
-  const T* key_of(int head) const { return (const T*)step_.layer_cache + head * step_.head_size; }
+  //! A block's part of one KV head.
+  const T* keys_of(const Tokens& tokens, int group, int head) const {
+    return (const T*)step_.layer_cache + tokens.block[group] * step_.block_stride +
+           int64_t(head) * step_.block_size * step_.head_size;
+  }
+  const uint32_t* key(const Tokens& tokens, int group, int head) const {
+    return (const uint32_t*)keys_of(tokens, group, head) + tokens.place[group];
+  }
+  const uint32_t* value(const Tokens& tokens, int group, int head) const {
+    const T* values = keys_of(tokens, group, head) + step_.value_offset;
+    return (const uint32_t*)(values + int64_t(tokens.place[group]) * step_.head_size);
+  }
 
-  //! Inlined by force: GCC takes a function that only prefetches for one without effect, and drops the calls.
-  __attribute__((always_inline)) void prefetch(const Tokens& next, int begin, int count, const T* from) const {
-    for (int i = std::max(begin, next.first); i < std::min(begin + count, next.last); ++i) {
-      for (int d = 0; d < step_.head_size; d += 64 / sizeof(T)) __builtin_prefetch(from + next.offset[i] + d, 0, 2);
+  void find_keys(const Tokens& tokens, int head) {
+    for (int group = tokens.first / GROUP; group * GROUP < tokens.last; ++group) {
+      const uint32_t* from = key(tokens, group, head);
+      for (int i = 0; i < GROUP; i += LANES) keys_[(group * GROUP + i) / LANES] = from + i;
     }
   }
 
-  void pack_keys(const Tokens& tokens, const T* keys, const Tokens& next, const T* next_keys) {
-    for (int group = 0; group < CHUNK; group += LANES) {
-      prefetch(next, group, LANES, next_keys);
-      if (group + LANES <= tokens.first || group >= tokens.last) continue;
-      const bool all_tokens = group >= tokens.first && group + LANES <= tokens.last;
-      for (int d = 0; d < step_.head_size; d += PER_REGISTER) {
-        Words words[LANES];
-        if (all_tokens && d + PER_REGISTER <= step_.head_size) {
-#pragma GCC unroll 16
-          for (int lane = 0; lane < LANES; ++lane) {
-            words[lane] = load_words(keys + tokens.offset[group + lane] + d, PER_REGISTER);
-          }
-        } else {
-          for (int lane = 0; lane < LANES; ++lane) words[lane] = words_of(tokens, group + lane, keys, d);
-        }
-        transpose(words);
-#pragma GCC unroll 16
-        for (int lane = 0; lane < LANES; ++lane) {
-          store((uint32_t*)packed_keys_.data() + (d / PER_WORD<T> + lane) * CHUNK + group, words[lane]);
-        }
+  void find_values(const Tokens& tokens, int head) {
+    for (int group = tokens.first / GROUP; group * GROUP < tokens.last; ++group) {
+      const uint32_t* from = value(tokens, group, head);
+      for (int i = 0; i < GROUP / PER_WORD<T>; ++i) {
+        values_[group * GROUP / PER_WORD<T> + i] = from + i * step_.head_size;
       }
     }
+    if (tokens.first % PER_WORD<T>) take_half(tokens.first - 1, 0xffff0000u, halves_.data());
+    if (tokens.last % PER_WORD<T>) take_half(tokens.last - 1, 0x0000ffffu, halves_.data() + step_.head_size);
   }
 
-  void pack_values(const Tokens& tokens, const T* values, const Tokens& next, const T* next_values) {
-    for (int i = 0; i < CHUNK; i += PER_WORD<T>) {
-      prefetch(next, i, PER_WORD<T>, next_values);
-      if (i + PER_WORD<T> <= tokens.first || i >= tokens.last) continue;
-      uint32_t* row = (uint32_t*)packed_values_.data() + i / PER_WORD<T> * width_;
-      values_[i / PER_WORD<T>] = row;
-      if constexpr (PER_WORD<T> == 2) {
-        for (int d = 0; d < step_.head_size; d += PER_REGISTER) {
-          const Words one = words_of(tokens, i, values, d), other = words_of(tokens, i + 1, values, d);
-          store(row + d, even_pairs(one, other));
-          store(row + d + LANES, odd_pairs(one, other));
-        }
-      } else if (width_ == step_.head_size) {
-        values_[i] = (const uint32_t*)(values + tokens.offset[i]);
-      } else {
-        for (int d = 0; d < step_.head_size; d += LANES) store(row + d, words_of(tokens, i, values, d));
-      }
+  //! Takes one token of a pair: the other may be anything, and a weight of zero would not help against NaN.
+  void take_half(int i, uint32_t mask, uint32_t* half) {
+    const uint32_t*& pairs = values_[i / PER_WORD<T>];
+    for (int d = 0; d < step_.head_size; ++d) half[d] = pairs[d] & mask;
+    pairs = half;
+  }
+
+  void look_ahead(const Tokens& next, int head, int times) {
+    const uint32_t** to = ahead_.data();
+    for (int group = next.first / GROUP; group * GROUP < next.last; ++group) {
+      const uint32_t *keys = key(next, group, head), *values = value(next, group, head);
+      for (int i = 0; i < num_words_; ++i) *to++ = keys + i * key_stride_;
+      for (int i = 0; i < num_words_; ++i) *to++ = values + i * GROUP;
     }
-  }
-
-  //! A register of what token `i` has from element `d` on; a token outside the piece may not be read.
-  Words words_of(const Tokens& tokens, int i, const T* from, int d) const {
-    const bool inside = i >= tokens.first && i < tokens.last;
-    return inside ? load_words(from + tokens.offset[i] + d, step_.head_size - d) : Words{};
+    line_ = ahead_.data();
+    at_once_ = (to - line_ + times - 1) / times;
+    last_line_ = line_ + round_up(to - line_, std::max(at_once_, 1));
+    std::fill(to, last_line_, nullptr);
   }
 
   const Step& step_;
-  const int64_t value_offset_;  //!< from a key to its value
-  const int num_words_, width_;
-  std::vector<Words> packed_keys_;    //!< [num_words, to whole registers][CHUNK]
-  std::vector<Words> packed_values_;  //!< [CHUNK / PER_WORD][width]
-  const uint32_t* values_[CHUNK];     //!< rows of `packed_values_`, or of the cache where they lie there as needed
+  Packing<T> packing_;
+  const int num_words_;
+  const int64_t key_stride_;
+  const uint32_t* keys_[CHUNK / LANES];
+  const uint32_t* values_[CHUNK];
+  std::vector<uint32_t> halves_;        //!< [2][head_size], the first and the last pair where half of it is read
+  std::vector<const uint32_t*> ahead_;  //!< cache lines of what comes next
+  const uint32_t** line_ = nullptr;     //!< the next of them to ask for, `at_once_` at a time
+  const uint32_t** last_line_ = nullptr;
+  int at_once_ = 0;
 };
 
 }  // namespace pagedbatch

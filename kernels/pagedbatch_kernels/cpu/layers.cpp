@@ -6,8 +6,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <memory>
+#include <vector>
 
+#include "layer_cache.h"
 #include "vec.h"
 
 namespace pagedbatch {
@@ -50,15 +51,15 @@ void rms_norm(const T* from, const T* weight, T* to, int64_t num_rows, int64_t s
 
 //! The arguments of `rotate_and_store`, field by field those of `layers.Rotation` in Python.
 struct Rotation {
-  void* qkv;           // [num_tokens, num_heads + 2 * num_kv_heads, head_size], contiguous
-  void* layer_cache;   // [2, num_slots, num_kv_heads, head_size], contiguous
+  void* qkv;          // [num_tokens, num_heads + 2 * num_kv_heads, head_size], contiguous
   const void* cosine;  // [num_tokens, head_size] of qkv's type, or null: no rotation
   const void* sine;
   const void* query_norm;  // [head_size], or null: no norm
   const void* key_norm;
   const int64_t* slots;  // [num_tokens]
-  int64_t num_tokens, num_slots;
-  int32_t num_heads, num_kv_heads, head_size;
+  LayerCache cache;
+  int64_t num_tokens;
+  int32_t num_heads;
   float epsilon;
   int32_t is_bfloat16;
   int32_t num_threads;
@@ -90,25 +91,38 @@ void turn(const T* from, T* to, const T* norm, const T* cosine, const T* sine, i
   }
 }
 
+//! A token's queries where they stand, its keys and values into its slot.
+template <class T>
+void rotate_and_store(const Rotation& step, int64_t token, float* scratch, T* key) {
+  const LayerCache& cache = step.cache;
+  const int size = cache.head_size, keys = cache.num_kv_heads;
+  const int64_t slot = step.slots[token];
+  if (token + WRITE_AHEAD < step.num_tokens) cache.fetch<T>(step.slots, token + WRITE_AHEAD);
+  T* row = (T*)step.qkv + token * (step.num_heads + 2 * keys) * size;
+  const T* cosine = step.cosine ? (const T*)step.cosine + token * size : nullptr;
+  const T* sine = step.cosine ? (const T*)step.sine + token * size : nullptr;
+  for (int head = 0; head < step.num_heads; ++head, row += size) {
+    turn(row, row, (const T*)step.query_norm, cosine, sine, size, step.epsilon, scratch);
+  }
+  for (int head = 0; head < keys; ++head, row += size) {
+    turn(row, key, (const T*)step.key_norm, cosine, sine, size, step.epsilon, scratch);
+    cache.put_key(slot, head, key);
+    cache.put_value(slot, head, row + keys * size);
+  }
+}
+
 template <class T>
 void rotate_and_store(const Rotation& step) {
-  const int size = step.head_size, queries = step.num_heads, keys = step.num_kv_heads;
-  T* const cache = (T*)step.layer_cache;
-  each_row(step.num_tokens, (queries + 2 * keys) * size, step.num_threads, [&](int64_t token) {
-    T* row = (T*)step.qkv + token * (queries + 2 * keys) * size;
-    const T* cosine = step.cosine ? (const T*)step.cosine + token * size : nullptr;
-    const T* sine = step.cosine ? (const T*)step.sine + token * size : nullptr;
-    T* key = cache + step.slots[token] * keys * size;
-    T* value = key + step.num_slots * keys * size;
-    std::unique_ptr<float[]> scratch(new float[size]);
-    for (int head = 0; head < queries; ++head, row += size) {
-      turn(row, row, (const T*)step.query_norm, cosine, sine, size, step.epsilon, scratch.get());
+  const int width = (step.num_heads + 2 * step.cache.num_kv_heads) * step.cache.head_size;
+#pragma omp parallel num_threads(step.num_threads) if (step.num_tokens * width > ALONE)
+  {
+    std::vector<float> scratch(step.cache.head_size);
+    std::vector<T> key(step.cache.head_size);
+#pragma omp for
+    for (int64_t token = 0; token < step.num_tokens; ++token) {
+      rotate_and_store(step, token, scratch.data(), key.data());
     }
-    for (int head = 0; head < keys; ++head, row += size) {
-      turn(row, key + head * size, (const T*)step.key_norm, cosine, sine, size, step.epsilon, scratch.get());
-    }
-    std::copy_n(row, keys * size, value);
-  });
+  }
 }
 
 }  // namespace
@@ -129,8 +143,7 @@ extern "C" void pagedbatch_rms_norm(const void* from, const void* weight, void* 
 
 //! Queries are turned where they stand, keys and values go to their slots. False, and nothing done, for a slot outside.
 extern "C" bool pagedbatch_rotate_and_store(const pagedbatch::Rotation* step) {
-  const auto outside = [step](int64_t slot) { return slot < 0 || slot >= step->num_slots; };
-  if (std::any_of(step->slots, step->slots + step->num_tokens, outside)) return false;
+  if (!step->cache.has_slots(step->slots, step->num_tokens)) return false;
   if (step->is_bfloat16) {
     pagedbatch::rotate_and_store<BFloat16>(*step);
   } else {

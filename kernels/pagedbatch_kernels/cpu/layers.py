@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pagedbatch_kernels.cpu.build import load_library
+from pagedbatch_kernels.cpu.cache_layout import LayerCache
 from pagedbatch_kernels.cpu.tensors import check, is_bfloat16
 
 
@@ -19,10 +20,11 @@ class Rotation(ctypes.Structure):
     """The arguments of `rotate_and_store`: `pagedbatch::Rotation` of layers.cpp, field by field."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("qkv", "layer_cache", "cosine", "sine")),
+        *((name, ctypes.c_void_p) for name in ("qkv", "cosine", "sine")),
         *((name, ctypes.c_void_p) for name in ("query_norm", "key_norm", "slots")),
-        *((name, ctypes.c_int64) for name in ("num_tokens", "num_slots")),
-        *((name, ctypes.c_int32) for name in ("num_heads", "num_kv_heads", "head_size")),
+        ("cache", LayerCache),
+        ("num_tokens", ctypes.c_int64),
+        ("num_heads", ctypes.c_int32),
         ("epsilon", ctypes.c_float),
         *((name, ctypes.c_int32) for name in ("is_bfloat16", "num_threads")),
     )
@@ -84,7 +86,7 @@ class LayerOps:
 
         Args:
             qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_size]: queries, keys, values. Keys stay as they were.
-            layer_cache: [2, num_blocks, block_size, num_kv_heads, head_size].
+            layer_cache: of `qkv`'s dtype; see `cache_layout`.
             slot_mapping: int64 [num_tokens].
             rotation: cosines and sines, each [num_tokens, head_size]; None: positions are not encoded.
             query_norm, key_norm: [head_size], weights of an RMS norm of each head; None: there is none.
@@ -95,9 +97,10 @@ class LayerOps:
             IndexError: a slot outside the cache.
         """
         num_tokens, width, head_size = qkv.shape
-        _, num_blocks, block_size, num_kv_heads, _ = layer_cache.shape
         check(qkv, qkv.dtype, (num_tokens, width, head_size))
-        check(layer_cache, qkv.dtype, (2, num_blocks, block_size, num_kv_heads, head_size))
+        cache = LayerCache.of(layer_cache, head_size)
+        if layer_cache.dtype != qkv.dtype:
+            raise ValueError(f"expected a cache of {qkv.dtype}, got {layer_cache.dtype}")
         check(slot_mapping, torch.int64, (num_tokens,))
         for table in rotation or ():
             check(table, qkv.dtype, (num_tokens, head_size))
@@ -108,17 +111,14 @@ class LayerOps:
             ctypes.byref(
                 Rotation(
                     qkv=qkv.data_ptr(),
-                    layer_cache=layer_cache.data_ptr(),
                     cosine=None if rotation is None else rotation[0].data_ptr(),
                     sine=None if rotation is None else rotation[1].data_ptr(),
                     query_norm=None if query_norm is None else query_norm.data_ptr(),
                     key_norm=None if key_norm is None else key_norm.data_ptr(),
                     slots=slot_mapping.data_ptr(),
+                    cache=cache,
                     num_tokens=num_tokens,
-                    num_slots=num_blocks * block_size,
-                    num_heads=width - 2 * num_kv_heads,
-                    num_kv_heads=num_kv_heads,
-                    head_size=head_size,
+                    num_heads=width - 2 * cache.num_kv_heads,
                     epsilon=epsilon,
                     is_bfloat16=is_bfloat16(qkv),
                     num_threads=torch.get_num_threads(),
@@ -126,4 +126,4 @@ class LayerOps:
             )
         )
         if not inside:
-            raise IndexError(f"a slot lies outside the {num_blocks * block_size} of the cache")
+            raise IndexError(f"a slot lies outside the {cache.num_blocks * cache.block_size} of the cache")

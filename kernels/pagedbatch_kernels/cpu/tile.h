@@ -22,14 +22,18 @@ constexpr float SLACK = 12;
 //! Floats that a query row's state takes between two pieces: sums over values, of weights a lane each, the reference.
 template <class T>
 int64_t state_size(const Step& step) {
-  return round_up(step.head_size, PER_WORD<T> * LANES) + LANES + 1;
+  return round_up(step.head_size, LANES) + LANES + 1;
 }
 
 template <class T>
 class Tile {
  public:
   explicit Tile(const Step& step)
-      : step_(step), queries_per_kv_(step.num_heads / step.num_kv_heads), chunk_(step), width_(chunk_.width()) {}
+      : step_(step),
+        queries_per_kv_(step.num_heads / step.num_kv_heads),
+        chunk_(step),
+        query_words_(round_up(step.head_size, PER_WORD<T> * LANES) / PER_WORD<T>),
+        width_(round_up(step.head_size, LANES)) {}
 
   //! Computes `piece`, and fetches what `next` (or null) begins with; `states` holds one state a query token and head.
   void attend(const Piece& piece, const Piece* next, float* states) {
@@ -37,88 +41,104 @@ class Tile {
     rows_per_head_ = piece.num_tokens * queries_per_kv_;
     num_rows_ = rows_per_head_ * piece.num_kv_heads;
     make_room();
-    for (int row = 0; row < num_rows_; ++row) begin_row(row, states);
+    each_row([&](int row, int token, int head) { begin_row(row, token, head, states); });
     attend_keys(next);
-    for (int row = 0; row < num_rows_; ++row) end_row(row, states);
+    each_row([&](int row, int token, int head) { end_row(row, token, head, states); });
   }
 
  private:
-  // Rows lie by KV head, then token, then query head.
-  int token(int row) const { return row % rows_per_head_ / queries_per_kv_; }
-  int head(int row) const {
-    return (piece_.kv_head + row / rows_per_head_) * queries_per_kv_ + row % queries_per_kv_;
+  //! Rows lie by KV head, then token of the piece, then query head; `body` gets all three, the head among all.
+  template <class Body>
+  void each_row(Body body) {
+    int row = 0;
+    for (int head = piece_.kv_head; head < piece_.kv_head + piece_.num_kv_heads; ++head) {
+      for (int token = 0; token < piece_.num_tokens; ++token) {
+        for (int i = 0; i < queries_per_kv_; ++i) body(row++, token, head * queries_per_kv_ + i);
+      }
+    }
   }
-  uint32_t* query(int row) { return (uint32_t*)query_.data() + row * (width_ / PER_WORD<T>); }
+
+  uint32_t* query(int row) { return (uint32_t*)query_.data() + row * query_words_; }
   float* sums(int row) { return (float*)sums_.data() + row * (width_ + LANES); }
   float* total(int row) { return sums(row) + width_; }
-  float* state(int row, float* states) const {
-    return states + (int64_t(piece_.first_token + token(row)) * step_.num_heads + head(row)) * state_size<T>(step_);
+  float* state(int token, int head, float* states) const {
+    return states + (int64_t(piece_.first_token + token) * step_.num_heads + head) * state_size<T>(step_);
   }
 
   void make_room() {
-    if (int(reference_.size()) >= num_rows_) return;
-    query_.resize(num_rows_ * (width_ / PER_WORD<T> / LANES));
-    sums_.resize(num_rows_ * (width_ / LANES + 1));
-    reference_.resize(num_rows_);
-    position_.resize(num_rows_);
+    grow(query_, num_rows_ * (query_words_ / LANES));
+    grow(sums_, num_rows_ * (width_ / LANES + 1));
+    grow(reference_, num_rows_);
+    grow(position_, num_rows_);
   }
 
-  void begin_row(int row, float* states) {
-    position_[row] = piece_.first_position + token(row);
+  //! Never smaller: to grow again would clear what is there.
+  template <class Values>
+  static void grow(Values& values, size_t size) {
+    if (values.size() < size) values.resize(size);
+  }
+
+  void begin_row(int row, int token, int head, float* states) {
+    position_[row] = piece_.first_position + token;
     const T* from =
-        (const T*)step_.query + (piece_.first_token + token(row)) * step_.token_stride + head(row) * step_.head_stride;
+        (const T*)step_.query + (piece_.first_token + token) * step_.token_stride + head * step_.head_stride;
     for (int d = 0; d < step_.head_size; d += LANES * PER_WORD<T>) {
       store(query(row) + d / PER_WORD<T>, load_words(from + d, step_.head_size - d));
     }
     if (piece_.resumes) {
-      const float* left = state(row, states);
+      const float* left = state(token, head, states);
       std::memcpy(sums(row), left, (width_ + LANES) * sizeof(float));
       reference_[row] = left[width_ + LANES];
     } else {
       // A sink is a key seen first, whose value is zero.
       std::memset(sums(row), 0, (width_ + LANES) * sizeof(float));
       *total(row) = step_.sinks ? 1.0f : 0.0f;
-      reference_[row] = step_.sinks ? step_.sinks[head(row)] * LOG2_E : -INFINITE;
+      reference_[row] = step_.sinks ? step_.sinks[head] * LOG2_E : -INFINITE;
     }
   }
 
-  void end_row(int row, float* states) {
+  void end_row(int row, int token, int head, float* states) {
     if (piece_.stays) {
-      float* left = state(row, states);
+      float* left = state(token, head, states);
       std::memcpy(left, sums(row), (width_ + LANES) * sizeof(float));
       left[width_ + LANES] = reference_[row];
       return;
     }
-    T* to = (T*)step_.output +
-            (int64_t(piece_.first_token + token(row)) * step_.num_heads + head(row)) * step_.head_size;
+    T* to = (T*)step_.output + (int64_t(piece_.first_token + token) * step_.num_heads + head) * step_.head_size;
     const float all = sum(load(total(row)));
     for (int d = 0; d < step_.head_size; d += LANES * PER_WORD<T>) {
-      Words words;
-      if constexpr (PER_WORD<T> == 1) {
-        words = (Words)(load(sums(row) + d) / all);
-      } else {
-        words = interleaved(load(sums(row) + d) / all, load(sums(row) + d + LANES) / all);
-      }
-      store_words(to + d, words, step_.head_size - d);
+      Vec values[PER_WORD<T>];
+      for (int part = 0; part < PER_WORD<T>; ++part) values[part] = load(sums(row) + d + part * LANES) / all;
+      store_words(to + d, rounded(values), step_.head_size - d);
     }
   }
 
+  //! How often a chunk is asked to fetch what comes next, by rows that see all of it.
+  int num_fetches() const {
+    const int panels = round_up(width_, PANEL * LANES) / (PANEL * LANES);
+    return round_up(rows_per_head_, ROWS) / ROWS * (chunk_.num_words() + CHUNK / PER_WORD<T> * panels);
+  }
+
   //! One KV head of one chunk after the other.
-  void attend_keys(const Piece* next) {
+  void attend_keys(const Piece* next_piece) {
     // On the grid of chunks from token 0 on, wherever this piece begins: see attention.cpp.
     Tokens now = find_tokens(step_, piece_, piece_.begin / CHUNK * CHUNK), ahead;
     for (bool last = false; !last; now = ahead) {
+      int head_ahead = piece_.kv_head;
       last = now.chunk + CHUNK >= piece_.end;
       if (!last) {
         ahead = find_tokens(step_, piece_, now.chunk + CHUNK);
+      } else if (next_piece) {
+        ahead = find_tokens(step_, *next_piece, next_piece->begin / CHUNK * CHUNK);
+        head_ahead = next_piece->kv_head;
       } else {
-        ahead = next ? find_tokens(step_, *next, next->begin / CHUNK * CHUNK) : Tokens();
+        ahead = Tokens();
       }
-      for (int head = 0; head < piece_.num_kv_heads; ++head) {
-        const bool more = head + 1 < piece_.num_kv_heads;
-        chunk_.pack(now, head, more ? now : ahead, more ? head + 1 : 0);
-        const int end = (head + 1) * rows_per_head_;
-        for (int row = head * rows_per_head_; row < end; row += ROWS) {
+      for (int i = 0; i < piece_.num_kv_heads; ++i) {
+        const int head = piece_.kv_head + i, begin = i * rows_per_head_, end = begin + rows_per_head_;
+        const bool more = i + 1 < piece_.num_kv_heads;
+        chunk_.take(now, head, more ? now : ahead, more ? head + 1 : head_ahead, num_fetches());
+        for (int row = begin; row < end; row += ROWS) {
           with_constant<ROWS>(std::min(ROWS, end - row), [&](auto rows) { attend_rows<rows>(row, now); });
         }
       }
@@ -130,12 +150,15 @@ class Tile {
   void attend_rows(int row, const Tokens& tokens) {
     const int first = first_seen(row, tokens), last = last_seen(row + N - 1, tokens);
     if (first >= last) return;
-    score<N>(row, first / LANES * LANES, round_up(last, LANES));
-    constexpr int PER_REGISTER = LANES * PER_WORD<T>;
-    const int begin = first / PER_REGISTER * PER_REGISTER, end = round_up(last, PER_REGISTER);
-    // In two rounds, so that what the rows wait for overlaps.
-    for (int n = 0; n < N; ++n) limit(row + n, n, begin, end, tokens);
-    for (int n = 0; n < N; ++n) weigh(row + n, n, begin, end);
+    const bool sees_all = first_seen(row + N - 1, tokens) == 0 && last_seen(row, tokens) == CHUNK;
+    if (!(sees_all && weigh_in_registers<N>(row))) {
+      if (!sees_all) score<N>(row, first / LANES * LANES, round_up(last, LANES));
+      constexpr int PER_REGISTER = LANES * PER_WORD<T>;
+      const int begin = first / PER_REGISTER * PER_REGISTER, end = round_up(last, PER_REGISTER);
+      // In two rounds, so that what the rows wait for overlaps.
+      for (int n = 0; n < N; ++n) limit(row + n, n, begin, end, tokens);
+      for (int n = 0; n < N; ++n) weigh(row + n, n, begin, end);
+    }
     add_values<N>(row, first, last);
   }
 
@@ -156,22 +179,62 @@ class Tile {
 
   //! Scaled products of N rows and M registers of keys, from key `i` of the chunk on.
   template <int N, int M>
-  void score(int row, int i) {
+  __attribute__((always_inline)) void multiply(int row, int i, Vec (&products)[N][M]) {
+    const uint32_t* keys[M];
+    for (int m = 0; m < M; ++m) keys[m] = chunk_.keys(i + m * LANES);
+    const uint32_t* queries = query(row);
     Vec dots[N][M] = {};
     for (int word = 0; word < chunk_.num_words(); ++word) {
+      chunk_.fetch();
       Words key[M];
 #pragma GCC unroll 4
-      for (int m = 0; m < M; ++m) key[m] = load(chunk_.keys(word) + i + m * LANES);
+      for (int m = 0; m < M; ++m) key[m] = load(keys[m] + word * chunk_.key_stride());
 #pragma GCC unroll 8
       for (int n = 0; n < N; ++n) {
-        const Words element = broadcast(query(row + n)[word]);
+        const Words element = broadcast(queries[n * query_words_ + word]);
 #pragma GCC unroll 4
         for (int m = 0; m < M; ++m) dots[n][m] = multiply_add<T>(dots[n][m], element, key[m]);
       }
     }
     const float factor = step_.softcap > 0 ? step_.scale / step_.softcap : step_.scale * LOG2_E;
     for (int n = 0; n < N; ++n) {
-      for (int m = 0; m < M; ++m) store(scores_[n] + i + m * LANES, dots[n][m] * factor);
+      for (int m = 0; m < M; ++m) products[n][m] = dots[n][m] * factor;
+    }
+  }
+
+  template <int N, int M>
+  void score(int row, int i) {
+    Vec products[N][M];
+    multiply(row, i, products);
+    for (int n = 0; n < N; ++n) {
+      for (int m = 0; m < M; ++m) store(scores_[n] + i + m * LANES, products[n][m]);
+    }
+  }
+
+  //! Scores of N rows that see the whole chunk. Weights as well, if the registers hold it and all references stay: else
+  //! false.
+  template <int N>
+  bool weigh_in_registers(int row) {
+    if constexpr (PANEL * LANES != CHUNK) {
+      score<N>(row, 0, CHUNK);
+      return false;
+    } else {
+      Vec scores[N][PANEL];
+      multiply(row, 0, scores);
+      bool all_stay = step_.softcap == 0;
+      for (int n = 0; n < N; ++n) {
+        Vec most = scores[n][0];
+        for (int m = 1; m < PANEL; ++m) most = larger(scores[n][m], most);
+        all_stay &= !any_above(most, reference_[row + n] + SLACK);
+      }
+      for (int n = 0; n < N; ++n) {
+        if (all_stay) {
+          weigh(row + n, n, scores[n]);
+        } else {
+          for (int m = 0; m < PANEL; ++m) store(scores_[n] + m * LANES, scores[n][m]);
+        }
+      }
+      return all_stay;
     }
   }
 
@@ -194,19 +257,34 @@ class Tile {
 
   //! Turns the `n`-th row's scores into weights, and adds these up.
   void weigh(int row, int n, int begin, int end) {
+    Vec all = load(total(row));
+    for (int i = begin; i < end; i += LANES * PER_WORD<T>) {
+      Vec scores[PER_WORD<T>];
+      for (int part = 0; part < PER_WORD<T>; ++part) scores[part] = load(scores_[n] + i + part * LANES);
+      all = weigh(row, n, i, scores, all);
+    }
+    store(total(row), all);
+  }
+
+  __attribute__((always_inline)) void weigh(int row, int n, const Vec (&scores)[PANEL]) {
+    Vec all = load(total(row));
+    for (int m = 0; m < PANEL; m += PER_WORD<T>) {
+      Vec some[PER_WORD<T>];
+      for (int part = 0; part < PER_WORD<T>; ++part) some[part] = scores[m + part];
+      all = weigh(row, n, m * LANES, some, all);
+    }
+    store(total(row), all);
+  }
+
+  //! The weights of tokens from the `i`-th on; returns the sum with them.
+  __attribute__((always_inline)) Vec weigh(int row, int n, int i, const Vec (&scores)[PER_WORD<T>], Vec all) {
     // A row that has seen nothing yet, as all lies outside its window: -inf - -inf would be NaN.
     const float subtract = reference_[row] == -INFINITE ? 0.0f : reference_[row];
-    Vec total_now = load(total(row));
-    for (int i = begin; i < end; i += LANES * PER_WORD<T>) {
-      Vec weights[PER_WORD<T>];
-      for (int part = 0; part < PER_WORD<T>; ++part) {
-        weights[part] = exp2<T>(load(scores_[n] + i + part * LANES) - subtract);
-      }
-      const Words words = rounded(weights);
-      store(weights_[n] + i / PER_WORD<T>, words);
-      total_now = multiply_add<T>(total_now, words, broadcast(ONES<T>));
-    }
-    store(total(row), total_now);
+    Vec weights[PER_WORD<T>];
+    for (int part = 0; part < PER_WORD<T>; ++part) weights[part] = exp2<T>(scores[part] - subtract);
+    const Words words = rounded(weights);
+    store(weights_[n] + i / PER_WORD<T>, words);
+    return multiply_add<T>(all, words, broadcast(ONES<T>));
   }
 
   void rescale(int row, float reference) {
@@ -232,6 +310,7 @@ class Tile {
     }
     for (int i = begin / PER_WORD<T> * PER_WORD<T>; i < end; i += PER_WORD<T>) {
       const uint32_t* from = chunk_.values(i) + d;
+      chunk_.fetch();
       Words value[M];
 #pragma GCC unroll 4
       for (int m = 0; m < M; ++m) value[m] = load(from + m * LANES);
@@ -250,7 +329,8 @@ class Tile {
   const Step& step_;
   const int queries_per_kv_;
   Chunk<T> chunk_;
-  const int width_;  //!< floats of a row's sums
+  const int query_words_;  //!< of a row, to whole registers
+  const int width_;        //!< floats of a row's sums over values
   Piece piece_;
   int rows_per_head_, num_rows_;
   std::vector<Words> query_;      //!< [rows][words]

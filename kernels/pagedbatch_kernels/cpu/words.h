@@ -79,13 +79,22 @@ inline Words rounded(const Vec (&values)[2]) {
   return words;
 }
 
-//! Two rows of bfloat16 as pairs (one, other): of their even elements, and of their odd ones.
-inline Words even_pairs(Words one, Words other) { return (one & 0xffffu) | (other << 16); }
-inline Words odd_pairs(Words one, Words other) { return (one >> 16) | (other & 0xffff0000u); }
+template <int... LANE>
+Words first_in_turn(Words one, Words other, std::integer_sequence<int, LANE...>) {
+  return shuffle<(LANE % 2 * LANES + LANE / 2)...>(one, other);
+}
 
-//! What was computed on those, rounded to bfloat16 and in its order again.
-inline Words interleaved(Vec even, Vec odd) {
-  return round_to_bfloat16(even) >> 16 | (round_to_bfloat16(odd) & 0xffff0000u);
+template <int... LANE>
+Words last_in_turn(Words one, Words other, std::integer_sequence<int, LANE...>) {
+  return shuffle<(LANE % 2 * LANES + LANE / 2 + LANES / 2)...>(one, other);
+}
+
+//! Stores the pairs that two registers of bfloat16 make, an element of `one` before that of `other`: two registers.
+inline void store_pairs(uint32_t* to, Words one, Words other) {
+  const Words even = (one & 0xffffu) | (other << 16), odd = (one >> 16) | (other & 0xffff0000u);
+  constexpr auto lanes = std::make_integer_sequence<int, LANES>();
+  store(to, first_in_turn(even, odd, lanes));
+  store(to + LANES, last_in_turn(even, odd, lanes));
 }
 
 //! One step of a transposition: swaps the squares of side STEP that lie across the diagonal of two rows STEP apart.
