@@ -34,7 +34,7 @@ struct Run {
 };
 
 void add_pieces(const Step& step, const Run& run, int window, std::vector<Piece>& pieces) {
-  const int queries_per_kv = step.num_heads / step.num_kv_heads;
+  const int queries_per_kv = step.num_heads / step.cache.num_kv_heads;
   const int tile_tokens = std::max(1, tile_rows(step) / queries_per_kv);
   for (int done = 0; done < run.num_tokens; done += tile_tokens) {
     Piece piece;
@@ -49,9 +49,9 @@ void add_pieces(const Step& step, const Run& run, int window, std::vector<Piece>
     // A token's KV heads are neighbours in memory: together where the rows are few and other threads have work too.
     const bool many = step.num_seqs >= 4 * step.num_threads;
     const int together = many ? std::max(1, FEW_ROWS / (piece.num_tokens * queries_per_kv)) : 1;
-    for (int head = 0; head < step.num_kv_heads; head += together) {
+    for (int head = 0; head < step.cache.num_kv_heads; head += together) {
       piece.kv_head = head;
-      piece.num_kv_heads = std::min(together, step.num_kv_heads - head);
+      piece.num_kv_heads = std::min(together, step.cache.num_kv_heads - head);
       pieces.push_back(piece);
     }
   }

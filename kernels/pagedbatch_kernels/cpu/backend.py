@@ -29,15 +29,16 @@ class Step(ctypes.Structure):
     """The arguments of an attention call: `pagedbatch::Step` of step.h, field by field."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("query", "output", "layer_cache", "sinks")),
+        *((name, ctypes.c_void_p) for name in ("query", "output", "sinks")),
+        ("cache", LayerCache),
         *((name, ctypes.c_void_p) for name in ("block_tables", "seq_lens", "query_starts")),
         *((name, ctypes.c_void_p) for name in ("prefix_tables", "prefix_lens", "run_starts", "seq_prefix_lens")),
         *((name, ctypes.c_int64) for name in ("token_stride", "head_stride")),
-        *((name, ctypes.c_int64) for name in ("table_width", "prefix_table_width", "block_stride", "value_offset")),
+        *((name, ctypes.c_int64) for name in ("table_width", "prefix_table_width")),
         *((name, ctypes.c_int32) for name in ("num_seqs", "num_runs", "num_tokens")),
-        *((name, ctypes.c_int32) for name in ("num_heads", "num_kv_heads", "head_size", "block_size", "window")),
+        *((name, ctypes.c_int32) for name in ("num_heads", "window")),
         *((name, ctypes.c_float) for name in ("scale", "softcap")),
-        *((name, ctypes.c_int32) for name in ("is_bfloat16", "is_packed", "num_threads")),
+        *((name, ctypes.c_int32) for name in ("is_bfloat16", "num_threads")),
     )
 
 
@@ -157,27 +158,21 @@ class CpuBackend:
         step = Step(
             query=query.data_ptr(),
             output=output.data_ptr(),
-            layer_cache=layer_cache.data_ptr(),
             sinks=None if sinks is None else sinks.data_ptr(),
+            cache=cache,
             block_tables=_pointer(batch.block_tables, torch.int32),
             seq_lens=_pointer(batch.seq_lens, torch.int32),
             query_starts=_pointer(batch.query_start_loc, torch.int32),
             token_stride=query.stride(0),
             head_stride=query.stride(1),
             table_width=batch.block_tables.shape[1],
-            block_stride=cache.block_stride,
-            value_offset=cache.value_offset,
             num_seqs=len(batch.seq_lens),
             num_tokens=num_tokens,
             num_heads=num_heads,
-            num_kv_heads=cache.num_kv_heads,
-            head_size=head_size,
-            block_size=cache.block_size,
             window=_NO_WINDOW if sliding_window is None else min(sliding_window, _NO_WINDOW),
             scale=scale,
             softcap=softcap or 0.0,
             is_bfloat16=query.dtype == torch.bfloat16,
-            is_packed=cache.is_packed,
             num_threads=torch.get_num_threads(),
         )
         shared = batch.shared_prefixes

@@ -1,6 +1,6 @@
 """How the CPU backend lays out its cache, and what its functions read off a tensor of it.
 
-One of two ways, which step.h describes to the bit. Packed, where the sizes allow it: a block's K and V then lie as the
+One of two ways; layer_cache.h has both to the bit. Packed, where the sizes allow it: a block's K and V then lie as the
 attention kernel multiplies them. All layers of a block lie together, so that blocks fill memory one after the other and
 one is copied in one piece. Else like the reference's cache, and the kernel packs one chunk of tokens after the other.
 """

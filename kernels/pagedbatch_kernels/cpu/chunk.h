@@ -22,10 +22,10 @@ class Chunk {
   explicit Chunk(const Step& step)
       : step_(step),
         packing_(step),
-        num_words_(round_up(step.head_size, PER_WORD<T>) / PER_WORD<T>),
-        key_stride_(step.is_packed ? step.block_size : CHUNK),
-        halves_(2 * step.head_size),
-        ahead_(step.is_packed ? 4 * CHUNK / GROUP * step.head_size : 0) {}
+        num_words_(round_up(step.cache.head_size, PER_WORD<T>) / PER_WORD<T>),
+        key_stride_(step.cache.is_packed ? step.cache.block_size : CHUNK),
+        halves_(2 * step.cache.head_size),
+        ahead_(step.cache.is_packed ? 4 * CHUNK / GROUP * step.cache.head_size : 0) {}
 
   //! Words of a key.
   int num_words() const { return num_words_; }
@@ -37,7 +37,7 @@ class Chunk {
 
   //! Makes ready what `tokens` have for KV head `head`, and what comes `next` for `fetch`, to be called `times` times.
   void take(const Tokens& tokens, int head, const Tokens& next, int next_head, int times) {
-    if (!step_.is_packed) return packing_.pack(tokens, head, next, next_head, keys_, values_);
+    if (!step_.cache.is_packed) return packing_.pack(tokens, head, next, next_head, keys_, values_);
     find_keys(tokens, head);
     find_values(tokens, head);
     look_ahead(next, next_head, times);
@@ -55,15 +55,15 @@ class Chunk {
 
   //! A block's part of one KV head.
   const T* keys_of(const Tokens& tokens, int group, int head) const {
-    return (const T*)step_.layer_cache + tokens.block[group] * step_.block_stride +
-           int64_t(head) * step_.block_size * step_.head_size;
+    return (const T*)step_.cache.data + tokens.block[group] * step_.cache.block_stride +
+           int64_t(head) * step_.cache.block_size * step_.cache.head_size;
   }
   const uint32_t* key(const Tokens& tokens, int group, int head) const {
     return (const uint32_t*)keys_of(tokens, group, head) + tokens.place[group];
   }
   const uint32_t* value(const Tokens& tokens, int group, int head) const {
-    const T* values = keys_of(tokens, group, head) + step_.value_offset;
-    return (const uint32_t*)(values + int64_t(tokens.place[group]) * step_.head_size);
+    const T* values = keys_of(tokens, group, head) + step_.cache.value_offset;
+    return (const uint32_t*)(values + int64_t(tokens.place[group]) * step_.cache.head_size);
   }
 
   void find_keys(const Tokens& tokens, int head) {
@@ -77,17 +77,17 @@ class Chunk {
     for (int group = tokens.first / GROUP; group * GROUP < tokens.last; ++group) {
       const uint32_t* from = value(tokens, group, head);
       for (int i = 0; i < GROUP / PER_WORD<T>; ++i) {
-        values_[group * GROUP / PER_WORD<T> + i] = from + i * step_.head_size;
+        values_[group * GROUP / PER_WORD<T> + i] = from + i * step_.cache.head_size;
       }
     }
     if (tokens.first % PER_WORD<T>) take_half(tokens.first - 1, 0xffff0000u, halves_.data());
-    if (tokens.last % PER_WORD<T>) take_half(tokens.last - 1, 0x0000ffffu, halves_.data() + step_.head_size);
+    if (tokens.last % PER_WORD<T>) take_half(tokens.last - 1, 0x0000ffffu, halves_.data() + step_.cache.head_size);
   }
 
   //! Takes one token of a pair: the other may be anything, and a weight of zero would not help against NaN.
   void take_half(int i, uint32_t mask, uint32_t* half) {
     const uint32_t*& pairs = values_[i / PER_WORD<T>];
-    for (int d = 0; d < step_.head_size; ++d) half[d] = pairs[d] & mask;
+    for (int d = 0; d < step_.cache.head_size; ++d) half[d] = pairs[d] & mask;
     pairs = half;
   }
 

@@ -1,4 +1,4 @@
-// A layer's cache as what writes into it sees it: a token's keys and values go to its slot, in either layout of step.h.
+// A layer's cache, how it is laid out, and writing into it: a token's keys and values go to its slot, in either layout.
 
 #pragma once
 
@@ -13,9 +13,16 @@ namespace pagedbatch {
 constexpr int WRITE_AHEAD = 4;
 
 //! One layer's, and its sizes. A slot is block * block_size + place in it. Strides in elements.
+//!
+//! A block's keys, and its values as well, are [block_size, num_kv_heads, head_size]. Or packed, in words of 32 bits (see
+//! words.h): keys as [num_kv_heads, words of a key, block_size], values as [num_kv_heads, block_size / tokens of a word,
+//! head_size]. A word of keys is of one token, a word of values of one element; block_size and head_size are then
+//! multiples of 16.
 struct LayerCache {
-  void* data;
-  int64_t num_blocks, block_stride, value_offset;
+  void* data;  //!< the keys of block 0
+  int64_t num_blocks;
+  int64_t block_stride;  //!< from one block to the next
+  int64_t value_offset;  //!< from a block's keys to its values
   int32_t block_size, num_kv_heads, head_size;
   int32_t is_packed;
 

@@ -5,21 +5,18 @@
 #include <cstdint>
 #include <limits>
 
+#include "layer_cache.h"
+
 namespace pagedbatch {
 
 constexpr int NO_WINDOW = std::numeric_limits<int32_t>::max();
 
 //! See `interface.AttentionBatch` and `SharedPrefixes`; strides are in elements.
-//!
-//! A block's keys in a layer, and its values as well, are [block_size, num_kv_heads, head_size]. Or packed, in words of
-//! 32 bits (see words.h): keys as [num_kv_heads, words of a key, block_size], values as [num_kv_heads, block_size / tokens
-//! of a word, head_size]. A word of keys is of one token, a word of values of one element; block_size and head_size are
-//! then multiples of 16.
 struct Step {
-  const void* query;        // [num_tokens, num_heads, head_size], contiguous in the head
-  void* output;             // the same, contiguous
-  const void* layer_cache;  // the keys of block 0
-  const float* sinks;       // [num_heads], or null
+  const void* query;   // [num_tokens, num_heads, head_size], contiguous in the head
+  void* output;        // the same, contiguous
+  const float* sinks;  // [num_heads], or null
+  LayerCache cache;
   const int32_t* block_tables;
   const int32_t* seq_lens;
   const int32_t* query_starts;
@@ -29,15 +26,12 @@ struct Step {
   const int32_t* seq_prefix_lens;
   int64_t token_stride, head_stride;  // of query
   int64_t table_width, prefix_table_width;
-  int64_t block_stride;  // from one block to the next
-  int64_t value_offset;  // from a block's keys to its values
   int32_t num_seqs, num_runs, num_tokens;
-  int32_t num_heads, num_kv_heads, head_size, block_size;
+  int32_t num_heads;
   int32_t window;  // tokens that a query sees, itself included, or NO_WINDOW
   float scale;
   float softcap;  // 0: none
   int32_t is_bfloat16;
-  int32_t is_packed;
   int32_t num_threads;
 };
 

@@ -22,7 +22,7 @@ constexpr float SLACK = 12;
 //! Floats that a query row's state takes between two pieces: sums over values, of weights a lane each, the reference.
 template <class T>
 int64_t state_size(const Step& step) {
-  return round_up(step.head_size, LANES) + LANES + 1;
+  return round_up(step.cache.head_size, LANES) + LANES + 1;
 }
 
 template <class T>
@@ -30,10 +30,10 @@ class Tile {
  public:
   explicit Tile(const Step& step)
       : step_(step),
-        queries_per_kv_(step.num_heads / step.num_kv_heads),
+        queries_per_kv_(step.num_heads / step.cache.num_kv_heads),
         chunk_(step),
-        query_words_(round_up(step.head_size, PER_WORD<T> * LANES) / PER_WORD<T>),
-        width_(round_up(step.head_size, LANES)) {}
+        query_words_(round_up(step.cache.head_size, PER_WORD<T> * LANES) / PER_WORD<T>),
+        width_(round_up(step.cache.head_size, LANES)) {}
 
   //! Computes `piece`, and fetches what `next` (or null) begins with; `states` holds one state a query token and head.
   void attend(const Piece& piece, const Piece* next, float* states) {
@@ -82,8 +82,8 @@ class Tile {
     position_[row] = piece_.first_position + token;
     const T* from =
         (const T*)step_.query + (piece_.first_token + token) * step_.token_stride + head * step_.head_stride;
-    for (int d = 0; d < step_.head_size; d += LANES * PER_WORD<T>) {
-      store(query(row) + d / PER_WORD<T>, load_words(from + d, step_.head_size - d));
+    for (int d = 0; d < step_.cache.head_size; d += LANES * PER_WORD<T>) {
+      store(query(row) + d / PER_WORD<T>, load_words(from + d, step_.cache.head_size - d));
     }
     if (piece_.resumes) {
       const float* left = state(token, head, states);
@@ -104,12 +104,12 @@ class Tile {
       left[width_ + LANES] = reference_[row];
       return;
     }
-    T* to = (T*)step_.output + (int64_t(piece_.first_token + token) * step_.num_heads + head) * step_.head_size;
+    T* to = (T*)step_.output + (int64_t(piece_.first_token + token) * step_.num_heads + head) * step_.cache.head_size;
     const float all = sum(load(total(row)));
-    for (int d = 0; d < step_.head_size; d += LANES * PER_WORD<T>) {
+    for (int d = 0; d < step_.cache.head_size; d += LANES * PER_WORD<T>) {
       Vec values[PER_WORD<T>];
       for (int part = 0; part < PER_WORD<T>; ++part) values[part] = load(sums(row) + d + part * LANES) / all;
-      store_words(to + d, rounded(values), step_.head_size - d);
+      store_words(to + d, rounded(values), step_.cache.head_size - d);
     }
   }
 

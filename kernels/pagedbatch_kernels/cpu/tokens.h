@@ -29,18 +29,19 @@ inline Tokens find_tokens(const Step& step, const Piece& piece, int chunk) {
   tokens.chunk = chunk;
   tokens.first = std::max(piece.begin - chunk, 0);
   tokens.last = std::min(piece.end - chunk, CHUNK);
-  if (step.is_packed) {
+  if (step.cache.is_packed) {
     for (int i = tokens.first / GROUP; i * GROUP < tokens.last; ++i) {
-      tokens.block[i] = piece.block_table[(chunk + i * GROUP) / step.block_size];
-      tokens.place[i] = (chunk + i * GROUP) % step.block_size;
+      tokens.block[i] = piece.block_table[(chunk + i * GROUP) / step.cache.block_size];
+      tokens.place[i] = (chunk + i * GROUP) % step.cache.block_size;
     }
     return tokens;
   }
-  const int32_t* block = piece.block_table + (chunk + tokens.first) / step.block_size;
-  int in_block = (chunk + tokens.first) % step.block_size;
+  const int32_t* block = piece.block_table + (chunk + tokens.first) / step.cache.block_size;
+  const int64_t token_size = int64_t(step.cache.num_kv_heads) * step.cache.head_size;
+  int in_block = (chunk + tokens.first) % step.cache.block_size;
   for (int i = tokens.first; i < tokens.last; ++i) {
-    tokens.offset[i] = *block * step.block_stride + int64_t(in_block) * step.num_kv_heads * step.head_size;
-    if (++in_block == step.block_size) {
+    tokens.offset[i] = *block * step.cache.block_stride + in_block * token_size;
+    if (++in_block == step.cache.block_size) {
       in_block = 0;
       ++block;
     }
