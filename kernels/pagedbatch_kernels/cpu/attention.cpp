@@ -46,7 +46,7 @@ void add_pieces(const Step& step, const Run& run, int window, std::vector<Piece>
     piece.end = std::min(run.end, piece.first_position + piece.num_tokens);
     piece.resumes = run.resumes;
     piece.stays = run.stays;
-    // A token's KV heads are neighbours in memory: together where the rows are few and other threads have work too.
+    // A block's KV heads are neighbours in memory: together where the rows are few and other threads have work too.
     const bool many = step.num_seqs >= 4 * step.num_threads;
     const int together = many ? std::max(1, FEW_ROWS / (piece.num_tokens * queries_per_kv)) : 1;
     for (int head = 0; head < step.cache.num_kv_heads; head += together) {
