@@ -141,10 +141,11 @@ def test_blocks_that_left_the_window_are_not_read(window: int, dtype: torch.dtyp
 
 @BLOCKS
 @DTYPES
+@pytest.mark.parametrize("scale", [4.0, -4.0])
 @pytest.mark.parametrize("softcap", [2.0, 50.0])
-def test_soft_cap(softcap: float, dtype: torch.dtype, block_size: int) -> None:
+def test_soft_cap(softcap: float, scale: float, dtype: torch.dtype, block_size: int) -> None:
     """At a scale where scores reach +-50, so that both caps bend them."""
-    check(paged_case(RAGGED, block_size=block_size, dtype=dtype), softcap=softcap, scale=4.0)
+    check(paged_case(RAGGED, block_size=block_size, dtype=dtype), softcap=softcap, scale=scale)
 
 
 @BLOCKS

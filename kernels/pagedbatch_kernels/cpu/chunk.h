@@ -15,6 +15,9 @@
 
 namespace pagedbatch {
 
+//! How often rows pass over the words of a chunk's keys, a panel of tokens at a time; and over as many of its values.
+constexpr int ROUNDS = CHUNK / (PANEL * LANES);
+
 //! One KV head of a chunk.
 template <class T>
 class Chunk {
@@ -24,8 +27,8 @@ class Chunk {
         packing_(step),
         num_words_(round_up(step.cache.head_size, PER_WORD<T>) / PER_WORD<T>),
         key_stride_(step.cache.is_packed ? step.cache.block_size : CHUNK),
-        halves_(2 * step.cache.head_size),
-        ahead_(step.cache.is_packed ? 4 * CHUNK / GROUP * step.cache.head_size : 0) {}
+        last_line_(GROUP / PER_WORD<T> * step.cache.head_size - GROUP),
+        halves_(2 * step.cache.head_size) {}
 
   //! Words of a key.
   int num_words() const { return num_words_; }
@@ -35,19 +38,32 @@ class Chunk {
   //! What token `i` has, or tokens `i` and `i + 1` in pairs, zero for one that is not read.
   const uint32_t* values(int i) const { return values_[i / PER_WORD<T>]; }
 
-  //! Makes ready what `tokens` have for KV head `head`, and what comes `next` for `fetch`, to be called `times` times.
-  void take(const Tokens& tokens, int head, const Tokens& next, int next_head, int times) {
+  //! Makes ready what `tokens` have for KV head `head`, and what comes `next` for `fetch_share`.
+  void take(const Tokens& tokens, int head, const Tokens& next, int next_head) {
     if (!step_.cache.is_packed) return packing_.pack(tokens, head, next, next_head, keys_, values_);
     find_keys(tokens, head);
     find_values(tokens, head);
-    look_ahead(next, next_head, times);
+    look_ahead(next, next_head);
   }
 
-  //! Asks for a few cache lines of what comes next: many at once would wait for each other.
-  __attribute__((always_inline)) void fetch() {
-    if (line_ == last_line_) return;
-    for (int i = 0; i < at_once_; ++i) __builtin_prefetch(line_[i], 0, 2);
-    line_ += at_once_;
+  //! Of what comes next, leaves the `i`-th of `count` parts for `fetch_keys` and `fetch_values`.
+  void fetch_share(int i, int count) {
+    const int size = (CHUNK / GROUP + count - 1) / count;
+    begin_ahead_ = std::min(i * size, num_ahead_);
+    end_ahead_ = std::min(begin_ahead_ + size, num_ahead_);
+  }
+
+  //! Asks for a line of each group of the part, as many at once would wait for each other: that with word `i` of keys, or
+  //! the `i`-th of values. In ROUNDS, each of which takes every so many-th group.
+  __attribute__((always_inline)) void fetch_keys(int i, int round) const {
+    for (int group = begin_ahead_ + round; group < end_ahead_; group += ROUNDS) {
+      __builtin_prefetch(keys_ahead_[group] + i * key_stride_, 0, 2);
+    }
+  }
+  __attribute__((always_inline)) void fetch_values(int i, int round) const {
+    for (int group = begin_ahead_ + round; group < end_ahead_; group += ROUNDS) {
+      __builtin_prefetch(values_ahead_[group] + std::min(i * GROUP, last_line_), 0, 2);
+    }
   }
 
  private:
@@ -91,30 +107,27 @@ class Chunk {
     pairs = half;
   }
 
-  void look_ahead(const Tokens& next, int head, int times) {
-    const uint32_t** to = ahead_.data();
+  void look_ahead(const Tokens& next, int head) {
+    num_ahead_ = 0;
     for (int group = next.first / GROUP; group * GROUP < next.last; ++group) {
-      const uint32_t *keys = key(next, group, head), *values = value(next, group, head);
-      for (int i = 0; i < num_words_; ++i) *to++ = keys + i * key_stride_;
-      for (int i = 0; i < num_words_; ++i) *to++ = values + i * GROUP;
+      keys_ahead_[num_ahead_] = key(next, group, head);
+      values_ahead_[num_ahead_++] = value(next, group, head);
     }
-    line_ = ahead_.data();
-    at_once_ = (to - line_ + times - 1) / times;
-    last_line_ = line_ + round_up(to - line_, std::max(at_once_, 1));
-    std::fill(to, last_line_, nullptr);
   }
 
   const Step& step_;
   Packing<T> packing_;
   const int num_words_;
   const int64_t key_stride_;
+  const int last_line_;  //!< where the last line of a group's values begins
   const uint32_t* keys_[CHUNK / LANES];
   const uint32_t* values_[CHUNK];
-  std::vector<uint32_t> halves_;        //!< [2][head_size], the first and the last pair where half of it is read
-  std::vector<const uint32_t*> ahead_;  //!< cache lines of what comes next
-  const uint32_t** line_ = nullptr;     //!< the next of them to ask for, `at_once_` at a time
-  const uint32_t** last_line_ = nullptr;
-  int at_once_ = 0;
+  std::vector<uint32_t> halves_;  //!< [2][head_size], the first and the last pair where half of it is read
+  // Of each GROUP of what comes next.
+  const uint32_t* keys_ahead_[CHUNK / GROUP];
+  const uint32_t* values_ahead_[CHUNK / GROUP];
+  int num_ahead_ = 0;
+  int begin_ahead_ = 0, end_ahead_ = 0;  //!< those to ask for now
 };
 
 }  // namespace pagedbatch

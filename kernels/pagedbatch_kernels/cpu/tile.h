@@ -9,6 +9,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "chunk.h"
@@ -33,7 +34,9 @@ class Tile {
         queries_per_kv_(step.num_heads / step.cache.num_kv_heads),
         chunk_(step),
         query_words_(round_up(step.cache.head_size, PER_WORD<T> * LANES) / PER_WORD<T>),
-        width_(round_up(step.cache.head_size, LANES)) {}
+        width_(round_up(step.cache.head_size, LANES)),
+        flipped_(step.scale < 0 ? SIGNS<T> : 0),
+        factor_((step.softcap > 0 ? step.softcap : std::abs(step.scale)) * LOG2_E) {}
 
   //! Computes `piece`, and fetches what `next` (or null) begins with; `states` holds one state a query token and head.
   void attend(const Piece& piece, const Piece* next, float* states) {
@@ -83,7 +86,7 @@ class Tile {
     const T* from =
         (const T*)step_.query + (piece_.first_token + token) * step_.token_stride + head * step_.head_stride;
     for (int d = 0; d < step_.cache.head_size; d += LANES * PER_WORD<T>) {
-      store(query(row) + d / PER_WORD<T>, load_words(from + d, step_.cache.head_size - d));
+      store(query(row) + d / PER_WORD<T>, load_words(from + d, step_.cache.head_size - d) ^ flipped_);
     }
     if (piece_.resumes) {
       const float* left = state(token, head, states);
@@ -113,12 +116,6 @@ class Tile {
     }
   }
 
-  //! How often a chunk is asked to fetch what comes next, by rows that see all of it.
-  int num_fetches() const {
-    const int panels = round_up(width_, PANEL * LANES) / (PANEL * LANES);
-    return round_up(rows_per_head_, ROWS) / ROWS * (chunk_.num_words() + CHUNK / PER_WORD<T> * panels);
-  }
-
   //! One KV head of one chunk after the other.
   void attend_keys(const Piece* next_piece) {
     // On the grid of chunks from token 0 on, wherever this piece begins: see attention.cpp.
@@ -137,8 +134,9 @@ class Tile {
       for (int i = 0; i < piece_.num_kv_heads; ++i) {
         const int head = piece_.kv_head + i, begin = i * rows_per_head_, end = begin + rows_per_head_;
         const bool more = i + 1 < piece_.num_kv_heads;
-        chunk_.take(now, head, more ? now : ahead, more ? head + 1 : head_ahead, num_fetches());
+        chunk_.take(now, head, more ? now : ahead, more ? head + 1 : head_ahead);
         for (int row = begin; row < end; row += ROWS) {
+          chunk_.fetch_share((row - begin) / ROWS, (rows_per_head_ + ROWS - 1) / ROWS);
           with_constant<ROWS>(std::min(ROWS, end - row), [&](auto rows) { attend_rows<rows>(row, now); });
         }
       }
@@ -150,9 +148,9 @@ class Tile {
   void attend_rows(int row, const Tokens& tokens) {
     const int first = first_seen(row, tokens), last = last_seen(row + N - 1, tokens);
     if (first >= last) return;
+    score<N>(row, first / LANES * LANES, round_up(last, LANES));
     const bool sees_all = first_seen(row + N - 1, tokens) == 0 && last_seen(row, tokens) == CHUNK;
-    if (!(sees_all && weigh_in_registers<N>(row))) {
-      if (!sees_all) score<N>(row, first / LANES * LANES, round_up(last, LANES));
+    if (!(sees_all && weigh_all<N>(row))) {
       constexpr int PER_REGISTER = LANES * PER_WORD<T>;
       const int begin = first / PER_REGISTER * PER_REGISTER, end = round_up(last, PER_REGISTER);
       // In two rounds, so that what the rows wait for overlaps.
@@ -177,65 +175,50 @@ class Tile {
     }
   }
 
-  //! Scaled products of N rows and M registers of keys, from key `i` of the chunk on.
+  //! Products of N rows and M registers of keys, from key `i` of the chunk on.
   template <int N, int M>
-  __attribute__((always_inline)) void multiply(int row, int i, Vec (&products)[N][M]) {
+  void score(int row, int i) {
     const uint32_t* keys[M];
     for (int m = 0; m < M; ++m) keys[m] = chunk_.keys(i + m * LANES);
     const uint32_t* queries = query(row);
+    const int64_t key_stride = chunk_.key_stride();
+    const int query_words = query_words_, num_words = chunk_.num_words(), round = i / (PANEL * LANES);
     Vec dots[N][M] = {};
-    for (int word = 0; word < chunk_.num_words(); ++word) {
-      chunk_.fetch();
+    int word = 0;
+    do {  // for all GCC knows, a `for` may not run, and it then keeps the sums in memory
+      chunk_.fetch_keys(word, round);
       Words key[M];
 #pragma GCC unroll 4
-      for (int m = 0; m < M; ++m) key[m] = load(keys[m] + word * chunk_.key_stride());
+      for (int m = 0; m < M; ++m) key[m] = load(keys[m] + word * key_stride);
 #pragma GCC unroll 8
       for (int n = 0; n < N; ++n) {
-        const Words element = broadcast(queries[n * query_words_ + word]);
+        const Words element = broadcast(queries[n * query_words + word]);
 #pragma GCC unroll 4
         for (int m = 0; m < M; ++m) dots[n][m] = multiply_add<T>(dots[n][m], element, key[m]);
       }
-    }
-    const float factor = step_.softcap > 0 ? step_.scale / step_.softcap : step_.scale * LOG2_E;
+    } while (++word < num_words);
+#pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
-      for (int m = 0; m < M; ++m) products[n][m] = dots[n][m] * factor;
+#pragma GCC unroll 4
+      for (int m = 0; m < M; ++m) store(scores_[n] + i + m * LANES, dots[n][m]);
     }
   }
 
-  template <int N, int M>
-  void score(int row, int i) {
-    Vec products[N][M];
-    multiply(row, i, products);
-    for (int n = 0; n < N; ++n) {
-      for (int m = 0; m < M; ++m) store(scores_[n] + i + m * LANES, products[n][m]);
-    }
-  }
-
-  //! Scores of N rows that see the whole chunk. Weights as well, if the registers hold it and all references stay: else
-  //! false.
+  //! Weights of N rows that see the whole chunk, unless a reference must move or scores be capped: then false.
   template <int N>
-  bool weigh_in_registers(int row) {
-    if constexpr (PANEL * LANES != CHUNK) {
-      score<N>(row, 0, CHUNK);
-      return false;
-    } else {
-      Vec scores[N][PANEL];
-      multiply(row, 0, scores);
-      bool all_stay = step_.softcap == 0;
-      for (int n = 0; n < N; ++n) {
-        Vec most = scores[n][0];
-        for (int m = 1; m < PANEL; ++m) most = larger(scores[n][m], most);
-        all_stay &= !any_above(most, reference_[row + n] + SLACK);
-      }
-      for (int n = 0; n < N; ++n) {
-        if (all_stay) {
-          weigh(row + n, n, scores[n]);
-        } else {
-          for (int m = 0; m < PANEL; ++m) store(scores_[n] + m * LANES, scores[n][m]);
-        }
-      }
-      return all_stay;
+  bool weigh_all(int row) {
+    if (step_.softcap > 0) return false;
+    bool all_stay = true;
+    for (int n = 0; n < N; ++n) {
+      Vec most = load(scores_[n]);
+#pragma GCC unroll 16
+      for (int i = LANES; i < CHUNK; i += LANES) most = larger(load(scores_[n] + i), most);
+      all_stay &= !any_above(most * factor_, reference_[row + n] + SLACK);
     }
+    if (all_stay) {
+      for (int n = 0; n < N; ++n) weigh(row + n, n, 0, CHUNK);
+    }
+    return all_stay;
   }
 
   //! Caps the `n`-th row's scores, makes them -inf for tokens that it does not see, and moves its reference if it must.
@@ -246,45 +229,37 @@ class Tile {
       Vec values = load(scores_[n] + i);
       if (step_.softcap > 0 || i < first || i + LANES > last) {
         const Ints number = lane_numbers() + i;
-        if (step_.softcap > 0) values = tanh(values) * (step_.softcap * LOG2_E);
+        if (step_.softcap > 0) values = tanh(values * (std::abs(step_.scale) / step_.softcap));
         values = (number >= first) & (number < last) ? values : broadcast(-INFINITE);
         store(scores_[n] + i, values);
       }
       most = larger(most, values);
     }
+    most = most * factor_;
     if (any_above(most, reference_[row] + SLACK)) rescale(row, largest(most));
   }
 
   //! Turns the `n`-th row's scores into weights, and adds these up.
-  void weigh(int row, int n, int begin, int end) {
-    Vec all = load(total(row));
-    for (int i = begin; i < end; i += LANES * PER_WORD<T>) {
-      Vec scores[PER_WORD<T>];
-      for (int part = 0; part < PER_WORD<T>; ++part) scores[part] = load(scores_[n] + i + part * LANES);
-      all = weigh(row, n, i, scores, all);
-    }
-    store(total(row), all);
-  }
-
-  __attribute__((always_inline)) void weigh(int row, int n, const Vec (&scores)[PANEL]) {
-    Vec all = load(total(row));
-    for (int m = 0; m < PANEL; m += PER_WORD<T>) {
-      Vec some[PER_WORD<T>];
-      for (int part = 0; part < PER_WORD<T>; ++part) some[part] = scores[m + part];
-      all = weigh(row, n, m * LANES, some, all);
-    }
-    store(total(row), all);
-  }
-
-  //! The weights of tokens from the `i`-th on; returns the sum with them.
-  __attribute__((always_inline)) Vec weigh(int row, int n, int i, const Vec (&scores)[PER_WORD<T>], Vec all) {
+  __attribute__((always_inline)) void weigh(int row, int n, int begin, int end) {
     // A row that has seen nothing yet, as all lies outside its window: -inf - -inf would be NaN.
-    const float subtract = reference_[row] == -INFINITE ? 0.0f : reference_[row];
-    Vec weights[PER_WORD<T>];
-    for (int part = 0; part < PER_WORD<T>; ++part) weights[part] = exp2<T>(scores[part] - subtract);
-    const Words words = rounded(weights);
-    store(weights_[n] + i / PER_WORD<T>, words);
-    return multiply_add<T>(all, words, broadcast(ONES<T>));
+    const Vec subtract = broadcast(reference_[row] == -INFINITE ? 0.0f : -reference_[row]);
+    const Vec factor = broadcast(factor_);
+    float* const sum = total(row);
+    const float* const scores = scores_[n];
+    uint32_t* const to = weights_[n];
+    Vec all = load(sum);
+#pragma GCC unroll 4
+    for (int i = begin; i < end; i += LANES * PER_WORD<T>) {
+      Vec weights[PER_WORD<T>];
+#pragma GCC unroll 2
+      for (int part = 0; part < PER_WORD<T>; ++part) {
+        weights[part] = exp2<T>(multiply_add(subtract, load(scores + i + part * LANES), factor));
+      }
+      const Words words = rounded(weights);
+      store(to + i / PER_WORD<T>, words);
+      all = multiply_add<T>(all, words, broadcast(ONES<T>));
+    }
+    store(sum, all);
   }
 
   void rescale(int row, float reference) {
@@ -304,33 +279,45 @@ class Tile {
   //! Adds weighted values of N rows and M registers of elements, from element `d` on.
   template <int N, int M>
   void add_values(int row, int d, int begin, int end) {
+    // Sizes are kept in locals: for all the compiler knows, a store might change them.
+    float* const to = sums(row) + d;
+    const int stride = width_ + LANES;
+    const int first = begin / PER_WORD<T>, last = round_up(end, PER_WORD<T>) / PER_WORD<T>;
+    const int pass = d / (PANEL * LANES), line = pass / ROUNDS * (CHUNK / PER_WORD<T>), round = pass % ROUNDS;
     Vec added[N][M];
+#pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
-      for (int m = 0; m < M; ++m) added[n][m] = load(sums(row + n) + d + m * LANES);
+#pragma GCC unroll 4
+      for (int m = 0; m < M; ++m) added[n][m] = load(to + n * stride + m * LANES);
     }
-    for (int i = begin / PER_WORD<T> * PER_WORD<T>; i < end; i += PER_WORD<T>) {
-      const uint32_t* from = chunk_.values(i) + d;
-      chunk_.fetch();
+    int i = first;
+    do {
+      const uint32_t* from = chunk_.values(i * PER_WORD<T>) + d;
+      chunk_.fetch_values(line + i, round);
       Words value[M];
 #pragma GCC unroll 4
       for (int m = 0; m < M; ++m) value[m] = load(from + m * LANES);
 #pragma GCC unroll 8
       for (int n = 0; n < N; ++n) {
-        const Words weight = broadcast(weights_[n][i / PER_WORD<T>]);
+        const Words weight = broadcast(weights_[n][i]);
 #pragma GCC unroll 4
         for (int m = 0; m < M; ++m) added[n][m] = multiply_add<T>(added[n][m], weight, value[m]);
       }
-    }
+    } while (++i < last);
+#pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
-      for (int m = 0; m < M; ++m) store(sums(row + n) + d + m * LANES, added[n][m]);
+#pragma GCC unroll 4
+      for (int m = 0; m < M; ++m) store(to + n * stride + m * LANES, added[n][m]);
     }
   }
 
   const Step& step_;
   const int queries_per_kv_;
   Chunk<T> chunk_;
-  const int query_words_;  //!< of a row, to whole registers
-  const int width_;        //!< floats of a row's sums over values
+  const int query_words_;   //!< of a row, to whole registers
+  const int width_;         //!< floats of a row's sums over values
+  const uint32_t flipped_;  //!< bits of a query's words, so that no scale is negative
+  const float factor_;      //!< of a score, whose weight is 2 to the power of the product
   Piece piece_;
   int rows_per_head_, num_rows_;
   std::vector<Words> query_;      //!< [rows][words]

@@ -74,7 +74,11 @@ inline Vec load(const float* from) {
 inline Vec load(const BFloat16* from) {
   Halves halves;
   std::memcpy(&halves, from, sizeof halves);
+#if defined(__AVX512F__)
+  return (Vec)((Words)_mm512_cvtepu16_epi32((__m256i)halves) << 16);  // GCC converts half a register at a time
+#else
   return (Vec)(__builtin_convertvector(halves, Words) << 16);
+#endif
 }
 
 //! `count` values, then zeros; nothing behind them is read.
@@ -109,7 +113,11 @@ inline Words round_to_bfloat16(Vec values) {
 }
 
 inline void store(BFloat16* to, Vec values) {
+#if defined(__AVX512BF16__)
+  const Halves halves = (Halves)_mm512_cvtneps_pbh((__m512)values);
+#else
   const Halves halves = __builtin_convertvector(round_to_bfloat16(values) >> 16, Halves);
+#endif
   std::memcpy(to, &halves, sizeof halves);
 }
 
@@ -163,22 +171,22 @@ inline bool any_above(Vec values, float limit) {
 #endif
 }
 
-//! 2^f for |f| <= 1/2, by a polynomial fitted for the least relative error: 2e-7, or 7e-5 for what is then rounded to
+//! 2^f for 0 <= f <= 1, by a polynomial fitted for the least relative error: 1e-7, or 7e-5 for what is then rounded to
 //! bfloat16, by up to 2e-3.
 template <class T>
 Vec two_to_fraction(Vec f) {
   const auto with = [f](Vec power, float coefficient) { return multiply_add(broadcast(coefficient), power, f); };
   if constexpr (sizeof(T) == sizeof(float)) {
-    Vec power = with(broadcast(1.5345811572976245e-4f), 1.3399931215286685e-3f);
-    power = with(power, 9.618488958696879e-3f);
-    power = with(power, 5.550328776976868e-2f);
-    power = with(power, 0.2402264689061961f);
-    power = with(power, 0.6931472057372599f);
+    Vec power = with(broadcast(2.17022549e-4f), 1.24396880e-3f);
+    power = with(power, 9.67884098e-3f);
+    power = with(power, 5.54833420e-2f);
+    power = with(power, 0.240229836f);
+    power = with(power, 0.693146984f);
     return with(power, 1.0f);
   } else {
-    Vec power = with(broadcast(5.5171435342267656e-2f), 0.24261080903054996f);
-    power = with(power, 0.6932609913743033f);
-    return with(power, 0.9999280928110593f);
+    Vec power = with(broadcast(7.802419e-2f), 0.22606721f);
+    power = with(power, 0.69583374f);
+    return with(power, 0.99992517f);
   }
 }
 
@@ -190,13 +198,13 @@ constexpr float LOG2_E = 1.44269504f;
 template <class T = float>
 Vec exp2(Vec x) {
 #if defined(__AVX512DQ__)
-  // What is left of x when it is rounded to a whole number; 0 for -inf.
-  const Vec f = (Vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  return (Vec)_mm512_scalef_ps((__m512)two_to_fraction<T>(f), (__m512)(x - f));
+  // What is left of x over the whole number below it, 0 for -inf; that number scalef takes from x itself.
+  const Vec f = (Vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  return (Vec)_mm512_scalef_ps((__m512)two_to_fraction<T>(f), (__m512)x);
 #else
   const Vec whole = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to whole numbers, left in the low bits
   const Vec power = larger(broadcast(-126.0f), x);
-  const Vec shifted = power + whole;
+  const Vec shifted = power - 0.5f + whole;  // whole numbers may become the one below, and f 1
   const Vec two_to_n = (Vec)(((Ints)shifted - (Ints)whole + 127) << 23);
   return power == -126.0f ? Vec{} : two_to_fraction<T>(power - (shifted - whole)) * two_to_n;
 #endif

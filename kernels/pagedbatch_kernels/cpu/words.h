@@ -48,6 +48,10 @@ void store_words(T* to, Words words, int count) {
 template <class T>
 constexpr uint32_t ONES = sizeof(T) == sizeof(float) ? 0x3f800000 : 0x3f803f80;
 
+//! The signs of a word's values.
+template <class T>
+constexpr uint32_t SIGNS = sizeof(T) == sizeof(float) ? 0x80000000 : 0x80008000;
+
 //! `sum` and, in each lane, the products of the values in two words.
 template <class T>
 Vec multiply_add(Vec sum, Words one, Words other) {
