@@ -33,7 +33,9 @@ struct Product {
   const float* bias;     // [panels][WIDTH], or null
   const void* residual;  // [num_rows, width] of T, contiguous, or null
   void* result;          // [num_rows, width] of T, contiguous
+  const void* next;      // panels of the matrix that is multiplied with after this one, to be fetched, or null
   int64_t num_rows, size, width;
+  int64_t next_words, next_panels;  // of its rows, and in all
   int32_t is_gated;  // panels of two matrices: the result is SiLU of the first one's product, times the second one's
   int32_t is_bfloat16;
   int32_t num_threads;
@@ -41,9 +43,11 @@ struct Product {
 
 namespace {
 
+//! Good for what is then rounded to T.
+template <class T>
 Vec silu(Vec values) {
-  const Vec power = -values < 87.0f ? -values : broadcast(87.0f);  // e^87 is the largest that `exp` is good for
-  return values / (1.0f + exp(power));
+  const Vec power = -values < 87.0f ? -values : broadcast(87.0f);  // e^87 is the largest that `exp2` is good for
+  return values / (1.0f + exp2<T>(power * LOG2_E));
 }
 
 //! One thread's part of a product.
@@ -56,73 +60,84 @@ class Multiplier {
         outputs_(product.is_gated ? HALF : WIDTH),
         num_panels_(parts(product.width, outputs_)),
         num_tiles_(parts(product.num_rows, ROWS)),
-        sums_(num_words_ > WORDS ? TILES * ROWS * PANEL : 0) {}
+        sums_((num_words_ > WORDS ? TILES : 1) * ROWS * PANEL) {}
 
-  int64_t num_jobs() const { return num_panels_ * num_tiles_; }
-
-  //! A job is one tile and one panel. They are numbered by TILES tiles, then panel, then tile.
-  void run(int64_t begin, int64_t end) {
+  //! A thread's share of the jobs, each of which is one tile and one panel: by TILES tiles, then panel, then tile.
+  void run(int part) {
+    int64_t begin = num_jobs() * part / product_.num_threads;
+    const int64_t end = num_jobs() * (part + 1) / product_.num_threads;
+    const int64_t next_panel = product_.next_panels * part / product_.num_threads;
+    const uint32_t* next = (const uint32_t*)product_.next + next_panel * product_.next_words * WIDTH;
     while (begin < end) {
       const int64_t first_tile = begin / (num_panels_ * TILES) * TILES;
       const int64_t num_tiles = std::min<int64_t>(TILES, num_tiles_ - first_tile);
       const int64_t job = begin - first_tile * num_panels_;
       const int64_t tile = job % num_tiles, count = std::min(num_tiles - tile, end - begin);
-      multiply(first_tile + tile, count, job / num_tiles);
       begin += count;
+      const int64_t panel = job / num_tiles;
+      const bool has_next = begin == end && product_.next;
+      multiply(first_tile + tile, count, panel, has_next ? next : panels(panel + 1));
     }
   }
 
  private:
-  //! `count` tiles and one panel.
-  void multiply(int64_t first_tile, int64_t count, int64_t panel) {
+  int64_t num_jobs() const { return num_panels_ * num_tiles_; }
+
+  const uint32_t* panels(int64_t panel) const {
+    return (const uint32_t*)product_.panels + panel * num_words_ * WIDTH;
+  }
+
+  //! `count` tiles and one panel; `next` is the one after it.
+  void multiply(int64_t first_tile, int64_t count, int64_t panel, const uint32_t* next) {
     for (int64_t word = 0; word < num_words_; word += WORDS) {
       for (int64_t i = 0; i < count; ++i) {
         const int64_t row = (first_tile + i) * ROWS;
         with_constant<ROWS>(std::min<int64_t>(ROWS, product_.num_rows - row),
-                            [&](auto n) { multiply<n>(row, panel, word, i); });
+                            [&](auto n) { multiply<n>(row, panel, next, word, i); });
       }
     }
   }
 
   //! N rows and a panel's columns, their words from `word` on: those of the `i`-th tile in turn.
   template <int N>
-  void multiply(int64_t row, int64_t panel, int64_t word, int64_t i) {
+  void multiply(int64_t row, int64_t panel, const uint32_t* next, int64_t word, int64_t i) {
     const int64_t num_words = std::min<int64_t>(WORDS, num_words_ - word);
     const uint32_t* rows = (const uint32_t*)product_.rows + row * num_words_ + word;
-    const uint32_t* columns = (const uint32_t*)product_.panels + (panel * num_words_ + word) * WIDTH;
+    const uint32_t* columns = panels(panel) + word * WIDTH;
+    const bool is_last = word + num_words == num_words_;
     // What comes after these words is on its way from memory meanwhile, a part with each of the first tiles.
-    const uint32_t* ahead = columns + num_words * WIDTH + i * num_words * LINE;
-    if (word + num_words == num_words_) {
+    const uint32_t* ahead = (is_last ? next : columns + num_words * WIDTH) + i * num_words * LINE;
+    if (is_last) {
       for (int n = 0; n < N; ++n) fetch(row + n, panel);
     }
-    Vec* left = sums_.empty() ? nullptr : sums_.data() + i * ROWS * PANEL;  // by the words before
-    Vec sums[N][PANEL];
-    for (int n = 0; n < N; ++n) {
-      for (int m = 0; m < PANEL; ++m) sums[n][m] = word ? left[n * PANEL + m] : bias(panel, m);
+    // In memory between one part of the words and the next, and for `finish`.
+    float* const left = (float*)(sums_.data() + (num_words_ > WORDS ? i * ROWS * PANEL : 0));
+    const int64_t row_size = num_words_;
+    Vec sums[N][PANEL] = {};
+    if (word > 0) {
+      for (int n = 0; n < N; ++n) {
+        for (int m = 0; m < PANEL; ++m) sums[n][m] = load(left + (n * PANEL + m) * LANES);
+      }
     }
-    for (int64_t w = 0; w < num_words; ++w) {
+    int64_t w = 0;
+    do {  // no `for`: see tile.h
       Words column[PANEL];
 #pragma GCC unroll 4
       for (int m = 0; m < PANEL; ++m) column[m] = load(columns + w * WIDTH + m * LANES);
       __builtin_prefetch(ahead + w * LINE, 0, 2);
 #pragma GCC unroll 8
       for (int n = 0; n < N; ++n) {
-        const Words element = broadcast(rows[n * num_words_ + w]);
+        const Words element = broadcast(rows[n * row_size + w]);
 #pragma GCC unroll 4
         for (int m = 0; m < PANEL; ++m) sums[n][m] = multiply_add<T>(sums[n][m], element, column[m]);
       }
-    }
+    } while (++w < num_words);
+#pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
-      if (word + num_words == num_words_) {
-        finish(row + n, panel, sums[n]);
-      } else {
-        for (int m = 0; m < PANEL; ++m) left[n * PANEL + m] = sums[n][m];
-      }
+#pragma GCC unroll 4
+      for (int m = 0; m < PANEL; ++m) store(left + (n * PANEL + m) * LANES, sums[n][m]);
     }
-  }
-
-  Vec bias(int64_t panel, int m) const {
-    return product_.bias ? load(product_.bias + panel * WIDTH + m * LANES) : Vec{};
+    if (is_last) product_.is_gated ? finish<HALF>(row, N, panel, left) : finish<WIDTH>(row, N, panel, left);
   }
 
   //! Asks for the memory that `finish` needs: to wait for it there would cost a tenth of the time.
@@ -134,19 +149,44 @@ class Multiplier {
     }
   }
 
-  //! Turns the sums of a row and a panel into its result.
-  void finish(int64_t row, int64_t panel, const Vec (&sums)[PANEL]) const {
-    const int64_t first = panel * outputs_, at = row * product_.width + first;
-    const int count = std::min<int64_t>(outputs_, product_.width - first);
+  //! Turns the sums of rows and a panel into its OUTPUTS results of each: HALF if it is one of two matrices.
+  template <int OUTPUTS>
+  __attribute__((noinline)) void finish(int64_t row, int num_rows, int64_t panel, const float* sums) const {
+    const int64_t width = product_.width, at = row * width + panel * OUTPUTS;
+    const int count = std::min<int64_t>(OUTPUTS, width - panel * OUTPUTS);
+    const float* bias = product_.bias ? product_.bias + panel * WIDTH : nullptr;
+    const T* residual = product_.residual ? (const T*)product_.residual + at : nullptr;
+    T* result = (T*)product_.result + at;
+    for (int n = 0; n < num_rows; ++n, sums += WIDTH, result += width) {
+      if (count == OUTPUTS) {  // a constant: straight code
+        finish_row<OUTPUTS>(sums, bias, residual, result, OUTPUTS);
+      } else {
+        finish_row<OUTPUTS>(sums, bias, residual, result, count);
+      }
+      if (residual) residual += width;
+    }
+  }
+
+  template <int OUTPUTS>
+  __attribute__((always_inline)) static void finish_row(const float* sums, const float* bias, const T* residual,
+                                                        T* result, int count) {
+#pragma GCC unroll 4
     for (int i = 0; i < count; i += LANES * PER_WORD<T>) {
       Vec values[PER_WORD<T>];
+#pragma GCC unroll 2
       for (int part = 0; part < PER_WORD<T>; ++part) {
         const int from = i + part * LANES;
-        values[part] = sums[from / LANES];
-        if (product_.is_gated) values[part] = silu(values[part]) * sums[(HALF + from) / LANES];
-        if (product_.residual) values[part] += load((const T*)product_.residual + at + from, count - from);
+        Vec value = load(sums + from);
+        if (bias) value += load(bias + from);
+        if constexpr (OUTPUTS == HALF) {
+          Vec other = load(sums + HALF + from);
+          if (bias) other += load(bias + HALF + from);
+          value = silu<T>(value) * other;
+        }
+        if (residual) value += load(residual + from, count - from);
+        values[part] = value;
       }
-      store_words((T*)product_.result + at + i, rounded(values), count - i);
+      store_words(result + i, rounded(values), count - i);
     }
   }
 
@@ -164,8 +204,7 @@ void multiply(const Product& product) {
     Multiplier<T> multiplier(product);
 #pragma omp for schedule(static, 1)
     for (int part = 0; part < product.num_threads; ++part) {
-      const int64_t num_jobs = multiplier.num_jobs();
-      multiplier.run(num_jobs * part / product.num_threads, num_jobs * (part + 1) / product.num_threads);
+      multiplier.run(part);
     }
   }
 }

@@ -22,13 +22,13 @@ class Product(ctypes.Structure):
     """The arguments of `multiply`: `pagedbatch::Product` of products.cpp, field by field."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("rows", "panels", "bias", "residual", "result")),
-        *((name, ctypes.c_int64) for name in ("num_rows", "size", "width")),
+        *((name, ctypes.c_void_p) for name in ("rows", "panels", "bias", "residual", "result", "next")),
+        *((name, ctypes.c_int64) for name in ("num_rows", "size", "width", "next_words", "next_panels")),
         *((name, ctypes.c_int32) for name in ("is_gated", "is_bfloat16", "num_threads")),
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Panels:
     """A matrix that rows of `size` are multiplied with, to rows of `width`. `is_gated`: two matrices of that width."""
 
@@ -37,6 +37,8 @@ class Panels:
     size: int
     width: int
     is_gated: bool
+    place: tuple[int, int, int]  #: address, words of a row, number of panels
+    next_place: tuple[int, int, int] = (0, 0, 0)  #: of the matrix that was multiplied with after this one
 
 
 class Products:
@@ -62,6 +64,8 @@ class Products:
         self._lay_out.restype = None
         self._multiply = library.pagedbatch_multiply
         self._multiply.argtypes, self._multiply.restype = [ctypes.POINTER(Product)], None
+        # Matrices take turns, step after step: each learns which one to fetch at its end.
+        self._last: Panels | None = None
 
     @property
     def has_matrix_unit(self) -> bool:
@@ -109,7 +113,8 @@ class Products:
             if own_bias is not None and bias is not None:
                 check(own_bias, dtype, (len(weight),))
                 self._put(own_bias.float().unsqueeze(1), bias, first, is_gated)
-        return Panels(values, bias, size, width, is_gated)
+        place = values.data_ptr(), size * dtype.itemsize // 4, num_columns // self._panel_width
+        return Panels(values, bias, size, width, is_gated, place)
 
     def _put(self, rows: Tensor, panels: Tensor, first: int, is_gated: bool) -> None:
         self._lay_out(rows.data_ptr(), *rows.shape, panels.data_ptr(), first, is_gated, is_bfloat16(rows))
@@ -124,6 +129,10 @@ class Products:
         check(rows, dtype, (num_rows, panels.size))
         if residual is not None:
             check(residual, dtype, (num_rows, panels.width))
+        if self._last is not None:
+            self._last.next_place = panels.place
+        self._last = panels
+        next_address, next_words, next_panels = panels.next_place
         result = rows.new_empty(num_rows, panels.width)
         self._multiply(
             ctypes.byref(
@@ -133,9 +142,12 @@ class Products:
                     bias=None if panels.bias is None else panels.bias.data_ptr(),
                     residual=None if residual is None else residual.data_ptr(),
                     result=result.data_ptr(),
+                    next=next_address,
                     num_rows=num_rows,
                     size=panels.size,
                     width=panels.width,
+                    next_words=next_words,
+                    next_panels=next_panels,
                     is_gated=panels.is_gated,
                     is_bfloat16=is_bfloat16(rows),
                     num_threads=torch.get_num_threads(),
