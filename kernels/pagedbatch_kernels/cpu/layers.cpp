@@ -69,31 +69,29 @@ namespace {
 
 //! One head's norm and rotation (Su et al., RoFormer, 2021; halves paired as in transformers), from and to where it is.
 template <class T>
-void turn(const T* from, T* to, const T* norm, const T* cosine, const T* sine, int size, float epsilon, float* scratch) {
+void turn(const T* from, T* to, const T* norm, const T* cosine, const T* sine, int size, float epsilon) {
   const float scale = norm ? inverse_rms(from, size, epsilon) : 1.0f;
-  for (int d = 0; d < size; d += LANES) {
-    const int count = std::min(LANES, size - d);
-    Vec values = load(from + d, count);
-    if (norm) values = values * scale * load(norm + d, count);
-    store(scratch + d, values, count);
-  }
   const int half = size / 2;
   for (int d = 0; d < half; d += LANES) {
     const int count = std::min(LANES, half - d);
-    const Vec first = load(scratch + d, count), second = load(scratch + half + d, count);
-    if (!cosine) {
-      store(to + d, first, count);
-      store(to + half + d, second, count);
-      continue;
+    Vec first = load(from + d, count), second = load(from + half + d, count);
+    if (norm) {
+      first = first * scale * load(norm + d, count);
+      second = second * scale * load(norm + half + d, count);
     }
-    store(to + d, first * load(cosine + d, count) - second * load(sine + d, count), count);
-    store(to + half + d, second * load(cosine + half + d, count) + first * load(sine + half + d, count), count);
+    if (cosine) {
+      const Vec turned = first * load(cosine + d, count) - second * load(sine + d, count);
+      second = second * load(cosine + half + d, count) + first * load(sine + half + d, count);
+      first = turned;
+    }
+    store(to + d, first, count);
+    store(to + half + d, second, count);
   }
 }
 
 //! A token's queries where they stand, its keys and values into its slot.
 template <class T>
-void rotate_and_store(const Rotation& step, int64_t token, float* scratch, T* key) {
+void rotate_and_store(const Rotation& step, int64_t token, T* key) {
   const LayerCache& cache = step.cache;
   const int size = cache.head_size, keys = cache.num_kv_heads;
   const int64_t slot = step.slots[token];
@@ -102,10 +100,10 @@ void rotate_and_store(const Rotation& step, int64_t token, float* scratch, T* ke
   const T* cosine = step.cosine ? (const T*)step.cosine + token * size : nullptr;
   const T* sine = step.cosine ? (const T*)step.sine + token * size : nullptr;
   for (int head = 0; head < step.num_heads; ++head, row += size) {
-    turn(row, row, (const T*)step.query_norm, cosine, sine, size, step.epsilon, scratch);
+    turn(row, row, (const T*)step.query_norm, cosine, sine, size, step.epsilon);
   }
   for (int head = 0; head < keys; ++head, row += size) {
-    turn(row, key, (const T*)step.key_norm, cosine, sine, size, step.epsilon, scratch);
+    turn(row, key, (const T*)step.key_norm, cosine, sine, size, step.epsilon);
     cache.put_key(slot, head, key);
     cache.put_value(slot, head, row + keys * size);
   }
@@ -116,11 +114,10 @@ void rotate_and_store(const Rotation& step) {
   const int width = (step.num_heads + 2 * step.cache.num_kv_heads) * step.cache.head_size;
 #pragma omp parallel num_threads(step.num_threads) if (step.num_tokens * width > ALONE)
   {
-    std::vector<float> scratch(step.cache.head_size);
     std::vector<T> key(step.cache.head_size);
 #pragma omp for
     for (int64_t token = 0; token < step.num_tokens; ++token) {
-      rotate_and_store(step, token, scratch.data(), key.data());
+      rotate_and_store(step, token, key.data());
     }
   }
 }
