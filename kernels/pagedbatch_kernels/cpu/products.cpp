@@ -46,8 +46,8 @@ namespace {
 //! Good for what is then rounded to T.
 template <class T>
 Vec silu(Vec values) {
-  const Vec power = -values < 87.0f ? -values : broadcast(87.0f);  // e^87 is the largest that `exp2` is good for
-  return values / (1.0f + exp2<T>(power * LOG2_E));
+  const Vec power = -values < 87.0f ? -values : broadcast(87.0f);  // e^87 is the largest that `exp` is good for
+  return values / (1.0f + exp<T>(power));
 }
 
 //! One thread's part of a product.
@@ -125,12 +125,7 @@ class Multiplier {
 #pragma GCC unroll 4
       for (int m = 0; m < PANEL; ++m) column[m] = load(columns + w * WIDTH + m * LANES);
       __builtin_prefetch(ahead + w * LINE, 0, 2);
-#pragma GCC unroll 8
-      for (int n = 0; n < N; ++n) {
-        const Words element = broadcast(rows[n * row_size + w]);
-#pragma GCC unroll 4
-        for (int m = 0; m < PANEL; ++m) sums[n][m] = multiply_add<T>(sums[n][m], element, column[m]);
-      }
+      add_products<T>(sums, column, [&](int n) { return rows[n * row_size + w]; });
     } while (++w < num_words);
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {

@@ -190,12 +190,7 @@ class Tile {
       Words key[M];
 #pragma GCC unroll 4
       for (int m = 0; m < M; ++m) key[m] = load(keys[m] + word * key_stride);
-#pragma GCC unroll 8
-      for (int n = 0; n < N; ++n) {
-        const Words element = broadcast(queries[n * query_words + word]);
-#pragma GCC unroll 4
-        for (int m = 0; m < M; ++m) dots[n][m] = multiply_add<T>(dots[n][m], element, key[m]);
-      }
+      add_products<T>(dots, key, [&](int n) { return queries[n * query_words + word]; });
     } while (++word < num_words);
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
@@ -297,12 +292,8 @@ class Tile {
       Words value[M];
 #pragma GCC unroll 4
       for (int m = 0; m < M; ++m) value[m] = load(from + m * LANES);
-#pragma GCC unroll 8
-      for (int n = 0; n < N; ++n) {
-        const Words weight = broadcast(weights_[n][i]);
-#pragma GCC unroll 4
-        for (int m = 0; m < M; ++m) added[n][m] = multiply_add<T>(added[n][m], weight, value[m]);
-      }
+      const uint32_t* const weights = weights_[0] + i;
+      add_products<T>(added, value, [weights](int n) { return weights[n * (CHUNK / PER_WORD<T>)]; });
     } while (++i < last);
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {

@@ -211,7 +211,10 @@ Vec exp2(Vec x) {
 }
 
 //! e^x for x < 88, otherwise like `exp2`.
-inline Vec exp(Vec x) { return exp2(x * LOG2_E); }
+template <class T = float>
+Vec exp(Vec x) {
+  return exp2<T>(x * LOG2_E);
+}
 
 inline Vec tanh(Vec x) {
   Vec size = x < 0.0f ? -x : x;

@@ -67,6 +67,17 @@ Vec multiply_add(Vec sum, Words one, Words other) {
   }
 }
 
+//! Adds to a tile of sums what each of N rows has, the word that `word_of` gives, times what M registers of columns have.
+template <class T, int N, int M, class WordOf>
+__attribute__((always_inline)) inline void add_products(Vec (&sums)[N][M], const Words (&columns)[M], WordOf word_of) {
+#pragma GCC unroll 8
+  for (int n = 0; n < N; ++n) {
+    const Words word = broadcast(word_of(n));
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) sums[n][m] = multiply_add<T>(sums[n][m], word, columns[m]);
+  }
+}
+
 //! Registers of floats, each rounded to T, in one.
 inline Words rounded(const Vec (&values)[1]) { return (Words)values[0]; }
 
