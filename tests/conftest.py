@@ -9,6 +9,9 @@ from pathlib import Path
 # tests that compare logprobs to the last bit need one way of summing.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# What is rendered must not depend on the terminal or on how long a temporary path is; tests of a width name their own.
+os.environ["COLUMNS"] = "400"
+os.environ.pop("LINES", None)
 # Before triton is imported, by whichever library comes first: without a GPU its kernels run in the interpreter.
 if not (Path("/dev/nvidia0").exists() or Path("/dev/kfd").exists()):
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -21,7 +21,7 @@ from pagedbatch.job.settings import NAMES, merge
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SLOW_MODULES = ("torch", "transformers", "triton", "datasets", "pyarrow", "numpy")
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TERM": "dumb", "COLUMNS": "100"}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TERM": "dumb"}
 MAIN = "from pagedbatch.cli.app import main; main()"
 
 

@@ -16,7 +16,7 @@ from pagedbatch.errors import UsageError
 from pagedbatch.job.job import Ui, run_job
 from pagedbatch.job.settings import merge
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TERM": "dumb", "COLUMNS": "200"}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TERM": "dumb"}
 COMMAND = [sys.executable, "-c", "from pagedbatch.cli.app import main; main()", "run", "in.jsonl"]
 
 

@@ -14,7 +14,7 @@ from pagedbatch.model.support import common_window, max_model_len, sliding_windo
 
 
 def test_a_supported_model(rand_model_path: Path) -> None:
-    result = CliRunner().invoke(app, ["doctor", "--model", str(rand_model_path)], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, ["doctor", "--model", str(rand_model_path)])
     assert result.exit_code == 0
     assert "runs here" in result.output
     assert "2 layers, 4 heads, 2 KV heads of size 16" in result.output

@@ -1,4 +1,4 @@
-"""A run that an earlier version broke off goes on in this one: its journal lies in `data/journal-0.1`, as it was left."""
+"""A run that an earlier version broke off goes on in this one: its journal lies in `data/journal-0.1`."""
 
 from __future__ import annotations
 
