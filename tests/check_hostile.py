@@ -1,0 +1,56 @@
+"""By hand: hostile rows by the thousand. `python tests/check_hostile.py [ROWS]` (20,000 if not said).
+
+Each job has ten of them between healthy rows, which must come out as they do alone; whatever is raised ends it.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from hostile import LINES
+from hostile_job import between_healthy, healthy_among, run_lines
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from models import rand_model
+
+_ROWS_A_JOB = 10
+
+
+def main() -> None:
+    num_rows = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000
+    with tempfile.TemporaryDirectory() as scratch:
+        model, folder = Path(scratch) / "model", Path(scratch) / "job"
+        folder.mkdir()
+        rand_model(model)
+        _, records = run_lines(folder, model, between_healthy([]))
+        alone = healthy_among(records)
+        counts = {"jobs": 0, "errors": 0, "answers": 0}
+
+        @settings(
+            max_examples=-(-num_rows // _ROWS_A_JOB),
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(lines=st.lists(LINES, min_size=_ROWS_A_JOB, max_size=_ROWS_A_JOB))
+        def check(lines: list[bytes]) -> None:
+            exit_code, records = run_lines(folder, model, between_healthy(lines))
+            assert exit_code in (0, 3)
+            failed = sum(record["error"] is not None for record in records)
+            counts["jobs"] += 1
+            counts["errors"] += failed
+            counts["answers"] += len(records) - failed
+            if counts["jobs"] % 100 == 0:
+                print(counts, file=sys.stderr)
+            assert healthy_among(records) == alone
+
+        check()
+        print(
+            f"{counts['jobs']} jobs: {counts['answers']:,} rows answered, {counts['errors']:,} errors; all healthy rows as alone"
+        )
+
+
+if __name__ == "__main__":
+    main()
