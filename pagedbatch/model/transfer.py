@@ -22,8 +22,8 @@ def send(values: Sequence[Any] | np.ndarray, dtype: torch.dtype, device: torch.d
     """`values` as a tensor on `device`. A GPU fetches them when it gets there; the host goes on at once.
 
     The GPU gets there late, after the forwards that were launched before: steps that only prefill never make the host
-    wait. So what it reads is pinned memory that belongs to this copy alone. torch records an event with the copy, and
-    gives that memory out again only after it. Memory of our own, written anew for each step, would need the same events.
+    wait. So what it reads is pinned memory that belongs to this copy alone: torch records an event with the copy, and
+    gives that memory out again only after it. A buffer of our own, written anew each step, would need such events too.
     """
     tensor = torch.as_tensor(values, dtype=dtype)
     if device.type == "cpu":
