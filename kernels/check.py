@@ -164,7 +164,7 @@ def other_variants(target: str) -> Iterator[Variant]:
         "write_kv",
         "bf16 8 x d128",
         {**dict.fromkeys(caches, "*bf16"), "slot_mapping_ptr": "*i64"},
-        {"BLOCK_SIZE": 16, "NUM_KV_HEADS": 8, "HEAD_SIZE": 128, "ELEMENTS": 1024},
+        {"BLOCK_SIZE": 16, "NUM_KV_HEADS": 8, "HEAD_SIZE": 128, "HEADS_PADDED": 8, "HEAD_PADDED": 128},
     )
     yield Variant(
         target,

@@ -55,12 +55,16 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def stored(layer_cache: Tensor) -> Tensor:
-    """The reference's cache as the backend keeps it, written slot by slot: packed, where the sizes allow it."""
+    """The reference's cache as the backend keeps it, written slot by slot: packed, where the sizes allow it.
+
+    Slots of NaN are not written, as their values would be stored as 0: they stay the NaN that was there before.
+    """
     _, num_blocks, block_size, num_kv_heads, head_size = layer_cache.shape
     shape = CacheShape(2, block_size, num_kv_heads, head_size)
-    cache = backend().allocate_cache(shape, num_blocks, layer_cache.dtype, CPU)[1]
+    cache = backend().allocate_cache(shape, num_blocks, layer_cache.dtype, CPU)[1].fill_(torch.nan)
     key, value = layer_cache.flatten(1, 2)
-    backend().write_kv(key, value, cache, torch.arange(num_blocks * block_size))
+    slots = torch.isfinite(value).all(dim=2).all(dim=1).nonzero().flatten()
+    backend().write_kv(key[slots], value[slots], cache, slots)
     return cache
 
 

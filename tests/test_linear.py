@@ -6,6 +6,7 @@ import pytest
 import torch
 from pagedbatch_kernels.cpu.build import can_load
 from pagedbatch_kernels.cpu.products import Products
+from reads_past import ReadsPast
 from torch import Tensor, nn
 
 from pagedbatch.model.linear import Linears, OneDnnLinears, PanelLinears, choose_linears
@@ -73,3 +74,25 @@ def test_onednn_only_where_the_cpu_multiplies_matrices(monkeypatch: pytest.Monke
         assert isinstance(choose_linears(torch.float32, print), PanelLinears)
         chosen = choose_linears(torch.bfloat16, print)
         assert isinstance(chosen, OneDnnLinears) == (has_unit and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+@pytest.mark.parametrize("size", [1, 7, 43, 172])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_onednn_reads_no_row_past_its_end(size: int, bad: float) -> None:
+    """Whether it would is a matter of the CPU: here it does, by `ReadsPast`."""
+    linears = linears_of("onednn", torch.float32)
+    first, second = nn.Linear(size, 10), nn.Linear(size, 10)
+    rows, residual = torch.randn(5, size), torch.randn(5, 10)
+    mixed = rows.clone()
+    mixed[2] = bad
+    others = [0, 1, 3, 4]
+    with torch.inference_mode(), ReadsPast(torch.float32) as device:
+        for linear in (
+            linears.linear(first, second, keep=True),
+            linears.gated(first, second, keep=True),
+            lambda rows, added=linears.linear(first, keep=True): added(rows, residual),
+        ):
+            found = linear(mixed)
+            assert torch.equal(found[others], linear(rows)[others])
+            assert not found[2].isfinite().all()
+    assert (device.num_products, device.num_cut) == (8, 0)

@@ -136,7 +136,12 @@ class Backend(Protocol):
         ...
 
     def write_kv(self, key: Tensor, value: Tensor, layer_cache: Tensor, slot_mapping: Tensor) -> None:
-        """Stores `key` and `value`, [num_tokens, num_kv_heads, head_size], at `slot_mapping`: int64 [num_tokens]."""
+        """Stores `key` and `value`, [num_tokens, num_kv_heads, head_size], at `slot_mapping`: int64 [num_tokens].
+
+        Where a head's value holds NaN or infinity, it is stored as 0, and the key as NaN: NaN then comes to each query
+        that sees the token, and to no other. Those that don't see it take its value with the weight 0, and 0 times NaN
+        would be NaN; scores are left out as such.
+        """
         ...
 
     def paged_attention(

@@ -26,6 +26,8 @@ def prefix_costs(attention: AttentionShape, device: torch.device) -> None:
 
 def write_kv(key: Tensor, value: Tensor, layer_cache: Tensor, slot_mapping: Tensor) -> None:
     """See `interface.Backend.write_kv`."""
+    is_finite = torch.isfinite(value).all(dim=-1, keepdim=True)
+    key, value = torch.where(is_finite, key, torch.nan), torch.where(is_finite, value, 0.0)
     key_slots, value_slots = layer_cache.flatten(1, 2)
     key_slots.index_copy_(0, slot_mapping, key)
     value_slots.index_copy_(0, slot_mapping, value)

@@ -47,19 +47,20 @@ def _write_kv_kernel(
     BLOCK_SIZE: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
-    ELEMENTS: tl.constexpr,  # a power of two >= NUM_KV_HEADS * HEAD_SIZE
+    HEADS_PADDED: tl.constexpr,  # next power of two
+    HEAD_PADDED: tl.constexpr,  # next power of two
 ):
     """Grid: (num_tokens,)."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping_ptr + token)
-    element = tl.arange(0, ELEMENTS)
-    head, dim = (element // HEAD_SIZE).to(tl.int64), element % HEAD_SIZE
-    ok = element < NUM_KV_HEADS * HEAD_SIZE
+    head, dim = tl.arange(0, HEADS_PADDED)[:, None].to(tl.int64), tl.arange(0, HEAD_PADDED)[None, :]
+    ok = (head < NUM_KV_HEADS) & (dim < HEAD_SIZE)
     target = slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_slot + head * stride_kv_head + dim
     key = tl.load(key_ptr + token * stride_key_token + head * stride_key_head + dim, mask=ok)
-    tl.store(key_cache_ptr + target, key, mask=ok)
-    value = tl.load(value_ptr + token * stride_value_token + head * stride_value_head + dim, mask=ok)
-    tl.store(value_cache_ptr + target, value, mask=ok)
+    value = tl.load(value_ptr + token * stride_value_token + head * stride_value_head + dim, mask=ok, other=0.0)
+    is_finite = tl.min((tl.abs(value.to(tl.float32)) < float("inf")).to(tl.int32), 1, keep_dims=True) == 1
+    tl.store(key_cache_ptr + target, tl.where(is_finite, key, float("nan")), mask=ok)
+    tl.store(value_cache_ptr + target, tl.where(is_finite, value, 0.0), mask=ok)
 
 
 @triton.jit
@@ -116,7 +117,8 @@ def write_kv(key: Tensor, value: Tensor, layer_cache: Tensor, slot_mapping: Tens
         BLOCK_SIZE=key_cache.shape[1],
         NUM_KV_HEADS=num_kv_heads,
         HEAD_SIZE=head_size,
-        ELEMENTS=next_power_of_two(num_kv_heads * head_size),
+        HEADS_PADDED=next_power_of_two(num_kv_heads),
+        HEAD_PADDED=next_power_of_two(head_size),
     )
 
 

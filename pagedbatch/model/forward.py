@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
@@ -11,6 +12,7 @@ from pagedbatch.errors import RunError
 from pagedbatch.model.attention import PagedAttention
 from pagedbatch.model.input_batch import InputBatch
 from pagedbatch.model.mapped_weights import map_each_alone
+from pagedbatch.model.padded_gemm import PaddedGemm, needs_padding
 
 #: Logits [num_logits, vocab_size] of the batch's `logits_indices`.
 Forward: TypeAlias = Callable[[InputBatch], Tensor]
@@ -25,6 +27,7 @@ class PlainForward:
         self._model = model
         self._attention = attention
         self._num_layers = num_layers
+        self._products = PaddedGemm() if needs_padding(model) else contextlib.nullcontext()
         attention.bind(model)
 
     def __call__(self, batch: InputBatch) -> Tensor:
@@ -32,12 +35,13 @@ class PlainForward:
         Raises:
             RunError: a layer computed its attention elsewhere: the pool was bypassed.
         """
-        output = self._model(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            use_cache=False,
-            logits_to_keep=batch.logits_indices,
-        )
+        with self._products:
+            output = self._model(
+                input_ids=batch.input_ids,
+                position_ids=batch.position_ids,
+                use_cache=False,
+                logits_to_keep=batch.logits_indices,
+            )
         if self._attention.calls != self._num_layers:
             raise RunError(
                 f"{self._attention.calls} of {self._num_layers} layers attended through the KV pool: "

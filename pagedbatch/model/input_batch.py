@@ -11,6 +11,7 @@ from pagedbatch_kernels.interface import AttentionBatch, SharedPrefixes
 from pagedbatch_kernels.prefix_groups import PrefixCosts, find_prefix_groups
 from torch import Tensor
 
+from pagedbatch.model.transfer import send_together
 from pagedbatch.outputs import ScheduledSequence, SchedulerOutput
 
 
@@ -36,17 +37,12 @@ def rows_needed(step: SchedulerOutput) -> list[int]:
 
 
 class InputBatcher:
-    """Makes the tensors of one step after the other on `device`.
-
-    On a GPU all numbers of a step travel in one copy from one pinned buffer, kept between steps: a step ends by waiting
-    for its results, so that the buffer is free again when the next one is laid out.
-    """
+    """Makes the tensors of one step after the other on `device`. To a GPU all numbers of a step travel in one copy."""
 
     def __init__(self, block_size: int, device: torch.device, prefix_costs: PrefixCosts | None) -> None:
         self._block_size = block_size
         self._device = device
         self._prefix_costs = prefix_costs
-        self._pinned = torch.empty(0, dtype=torch.int64)
 
     def __call__(self, step: SchedulerOutput) -> InputBatch:
         """Lays the scheduled sequences end to end."""
@@ -63,16 +59,17 @@ class InputBatcher:
         last_token = query_start_loc[1:] - 1
         scored = (query_start_loc[task.row] + task.first + np.arange(len(task.targets)) for task in step.prompts)
 
-        tensors = self._upload(
+        tensors = send_together(
             [
                 np.fromiter(chain.from_iterable(s.token_ids for s in sequences), np.int64, num_tokens),
                 positions,
                 np.concatenate([last_token[rows_needed(step)], *scored]),
                 slot_mapping,
-                block_tables.ravel(),
+                block_tables,
                 context_lens + query_lens,
                 query_start_loc,
-            ]
+            ],
+            self._device,
         )
         input_ids, position_ids, logits_indices, slots, tables, seq_lens, starts = tensors
         attention = AttentionBatch(
@@ -93,17 +90,6 @@ class InputBatcher:
             attention=attention,
             last_attention=_last_tokens(attention, needed) if saves else None,
         )
-
-    def _upload(self, arrays: list[np.ndarray]) -> list[Tensor]:
-        """The int64 arrays as tensors on the device."""
-        if self._device.type == "cpu":
-            return [torch.from_numpy(array) for array in arrays]
-        sizes = [array.size for array in arrays]
-        if sum(sizes) > len(self._pinned):
-            self._pinned = torch.empty(2 * sum(sizes), dtype=torch.int64, pin_memory=True)
-        staged = self._pinned[: sum(sizes)]
-        np.concatenate(arrays, out=staged.numpy())
-        return list(torch.split(staged.to(self._device, non_blocking=True), sizes))
 
     def _shared_prefixes(
         self, sequences: list[ScheduledSequence], query_lens: list[int], query_start_loc: list[int]

@@ -14,6 +14,8 @@ import torch
 from pagedbatch_kernels.cpu.products import Products
 from torch import Tensor, nn
 
+from pagedbatch.model.padded_gemm import pad_to_tiles
+
 #: Rows that oneDNN is told to expect when it chooses a layout; other numbers are hardly slower with it. Told of 64, it
 #: lays tall matrices (the MLP's way down) out so that 64 rows and 128 take a tenth longer.
 _EXPECTED_ROWS = 128
@@ -63,7 +65,7 @@ class PanelLinears:
 
 
 class OneDnnLinears:
-    """By oneDNN: how a token's outputs are rounded depends on how many there are."""
+    """By oneDNN: how a token's outputs are rounded depends on how many there are. Rows are padded (padded_gemm.py)."""
 
     def linear(self, *layers: nn.Linear, keep: bool) -> ResidualLinear:
         return partial(_product, *_reordered(layers, keep))
@@ -74,7 +76,7 @@ class OneDnnLinears:
 
 def _reordered(layers: Sequence[nn.Linear], keep: bool) -> tuple[Tensor, Tensor | None]:
     """Weights as oneDNN wants them, and biases [out_features], if there are any."""
-    weights = [layer.weight.detach() for layer in layers]
+    weights = [pad_to_tiles(layer.weight.detach()) for layer in layers]
     biases = [_bias(layer) for layer in layers]
     bias = None
     if any(each is not None for each in biases):
@@ -87,6 +89,7 @@ def _reordered(layers: Sequence[nn.Linear], keep: bool) -> tuple[Tensor, Tensor 
 
 
 def _product(weight: Tensor, bias: Tensor | None, rows: Tensor, residual: Tensor | None = None) -> Tensor:
+    rows = pad_to_tiles(rows)
     result: Tensor
     if residual is None:
         result = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
@@ -96,6 +99,7 @@ def _product(weight: Tensor, bias: Tensor | None, rows: Tensor, residual: Tensor
 
 
 def _gated_product(gate: _Weights, up: _Weights, rows: Tensor) -> Tensor:
+    rows = pad_to_tiles(rows)
     gates = torch.ops.mkldnn._linear_pointwise(rows, *gate, "swish", [], "")
     result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, gates, *up, "mul")
     return result

@@ -19,11 +19,26 @@ Pass: TypeAlias = Generator[list[Tensor], list[Any], T]
 
 
 def send(values: Sequence[Any] | np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`values` as a tensor on `device`. A GPU fetches them when it gets there; the host goes on at once."""
+    """`values` as a tensor on `device`. A GPU fetches them when it gets there; the host goes on at once.
+
+    The GPU gets there late, after the forwards that were launched before: steps that only prefill never make the host
+    wait. So what it reads is pinned memory that belongs to this copy alone: torch records an event with the copy, and
+    gives that memory out again only after it. A buffer of our own, written anew each step, would need such events too.
+    """
     tensor = torch.as_tensor(values, dtype=dtype)
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def send_together(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """The int64 arrays, each flat, as tensors on `device`. A GPU gets all of them in one copy, as `send` says."""
+    if device.type == "cpu":
+        return [torch.from_numpy(array.reshape(-1)) for array in arrays]
+    sizes = [array.size for array in arrays]
+    staged = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=True)
+    np.concatenate([array.reshape(-1) for array in arrays], out=staged.numpy())
+    return list(torch.split(staged.to(device, non_blocking=True), sizes))
 
 
 def bring_home(tensors: Sequence[Tensor]) -> list[Any]:

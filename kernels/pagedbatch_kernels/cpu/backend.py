@@ -43,12 +43,12 @@ class Step(ctypes.Structure):
 
 
 class Rows(ctypes.Structure):
-    """Keys or values to write: `pagedbatch::Rows` of cache.cpp, field by field."""
+    """Keys and values to write: `pagedbatch::Rows` of cache.cpp, field by field."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("data", "slots")),
-        *((name, ctypes.c_int64) for name in ("num_rows", "row_stride", "head_stride")),
-        ("are_values", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "slots")),
+        *((name, ctypes.c_int64) for name in ("num_rows", "key_stride", "key_head_stride")),
+        *((name, ctypes.c_int64) for name in ("value_stride", "value_head_stride")),
     )
 
 
@@ -67,7 +67,7 @@ class CpuBackend:
         self._attend = library.pagedbatch_attention
         self._attend.argtypes, self._attend.restype = [ctypes.POINTER(Step)], None
         self._write_rows = library.pagedbatch_write_rows
-        self._write_rows.argtypes = [ctypes.POINTER(Rows), ctypes.POINTER(LayerCache), ctypes.c_int64]
+        self._write_rows.argtypes = [ctypes.POINTER(Rows), ctypes.POINTER(LayerCache), *[ctypes.c_int32] * 2]
         self._write_rows.restype = ctypes.c_bool
         self._copy_blocks = library.pagedbatch_copy_blocks
         self._copy_blocks.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 5
@@ -110,24 +110,25 @@ class CpuBackend:
             ValueError: shapes or dtypes that don't fit each other.
             IndexError: a slot outside the cache.
         """
-        cache = LayerCache.of(layer_cache, key.shape[2])
-        for rows, are_values in ((key, False), (value, True)):
-            shape = (len(slot_mapping), cache.num_kv_heads, cache.head_size)
-            if rows.shape != shape or rows.dtype != layer_cache.dtype:
-                raise ValueError(
-                    f"K or V is {rows.dtype} {list(rows.shape)}, for a {layer_cache.dtype} cache {list(shape)}"
-                )
-            rows = rows if rows.stride(2) == 1 else rows.contiguous()
-            arguments = Rows(
-                data=rows.data_ptr(),
-                slots=_pointer(slot_mapping, torch.int64),
-                num_rows=len(slot_mapping),
-                row_stride=rows.stride(0),
-                head_stride=rows.stride(1),
-                are_values=are_values,
-            )
-            if not self._write_rows(ctypes.byref(arguments), ctypes.byref(cache), rows.itemsize):
-                raise IndexError(f"a slot lies outside the {cache.num_blocks * cache.block_size} of the cache")
+        cache, dtype = LayerCache.of(layer_cache, key.shape[2]), layer_cache.dtype
+        shape = (len(slot_mapping), cache.num_kv_heads, cache.head_size)
+        for rows in (key, value):
+            if rows.shape != shape or rows.dtype != dtype:
+                raise ValueError(f"K or V is {rows.dtype} {list(rows.shape)}, for a {dtype} cache {list(shape)}")
+        key, value = (rows if rows.stride(2) == 1 else rows.contiguous() for rows in (key, value))
+        arguments = Rows(
+            keys=key.data_ptr(),
+            values=value.data_ptr(),
+            slots=_pointer(slot_mapping, torch.int64),
+            num_rows=len(slot_mapping),
+            key_stride=key.stride(0),
+            key_head_stride=key.stride(1),
+            value_stride=value.stride(0),
+            value_head_stride=value.stride(1),
+        )
+        is_half = dtype == torch.bfloat16, dtype == torch.float16
+        if not self._write_rows(ctypes.byref(arguments), ctypes.byref(cache), *is_half):
+            raise IndexError(f"a slot lies outside the {cache.num_blocks * cache.block_size} of the cache")
 
     def paged_attention(
         self,

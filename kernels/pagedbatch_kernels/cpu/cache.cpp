@@ -8,6 +8,8 @@
 
 #include "layer_cache.h"
 
+using pagedbatch::BFloat16;
+using pagedbatch::Float16;
 using pagedbatch::LayerCache;
 
 namespace {
@@ -18,12 +20,12 @@ bool all_inside(const int64_t* indices, int64_t count, int64_t size) {
 
 }  // namespace
 
-//! Keys, or values, of tokens: [num_rows, num_kv_heads, head_size] of T, contiguous in the head. Strides in elements.
+//! Keys and values of tokens: each [num_rows, num_kv_heads, head_size] of T, contiguous in the head. Strides in elements.
 struct Rows {
-  const void* data;
+  const void* keys;
+  const void* values;
   const int64_t* slots;  // [num_rows]
-  int64_t num_rows, row_stride, head_stride;
-  int32_t are_values;
+  int64_t num_rows, key_stride, key_head_stride, value_stride, value_head_stride;
 };
 
 namespace {
@@ -32,25 +34,23 @@ template <class T>
 void write(const Rows& rows, const LayerCache& cache) {
   for (int64_t row = 0; row < rows.num_rows; ++row) {
     for (int head = 0; head < cache.num_kv_heads; ++head) {
-      const T* from = (const T*)rows.data + row * rows.row_stride + head * rows.head_stride;
-      if (rows.are_values) {
-        cache.put_value(rows.slots[row], head, from);
-      } else {
-        cache.put_key(rows.slots[row], head, from);
-      }
+      cache.put(rows.slots[row], head, (const T*)rows.keys + row * rows.key_stride + head * rows.key_head_stride,
+                (const T*)rows.values + row * rows.value_stride + head * rows.value_head_stride);
     }
   }
 }
 
 }  // namespace
 
-//! Rows of 2 or 4 bytes an element into their slots.
-extern "C" bool pagedbatch_write_rows(const Rows* rows, const LayerCache* cache, int64_t itemsize) {
+//! Rows into their slots, of bfloat16, of float16 or of float.
+extern "C" bool pagedbatch_write_rows(const Rows* rows, const LayerCache* cache, int32_t is_bfloat16, int32_t is_float16) {
   if (!cache->has_slots(rows->slots, rows->num_rows)) return false;
-  if (itemsize == 2) {
-    write<uint16_t>(*rows, *cache);
+  if (is_bfloat16) {
+    write<BFloat16>(*rows, *cache);
+  } else if (is_float16) {
+    write<Float16>(*rows, *cache);
   } else {
-    write<uint32_t>(*rows, *cache);
+    write<float>(*rows, *cache);
   }
   return true;
 }

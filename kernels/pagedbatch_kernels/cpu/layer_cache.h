@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "words.h"
 
@@ -31,28 +32,19 @@ struct LayerCache {
     return std::all_of(slots, slots + count, [=](int64_t slot) { return slot >= 0 && slot < num_slots; });
   }
 
-  //! Writes one KV head of a token.
+  //! Writes one KV head of a token. A value with NaN or infinity in it reaches whoever sees the token by way of the key,
+  //! which becomes NaN, and nobody else: those that do not see it add its value with the weight 0, which would be NaN too.
   template <class T>
-  void put_key(int64_t slot, int head, const T* from) const {
-    if (!is_packed) {
-      std::copy_n(from, head_size, row<T>(slot, head));
-      return;
+  void put(int64_t slot, int head, const T* key, const T* value) const {
+    bool all_finite = true;
+    for (int d = 0; d < head_size; ++d) all_finite &= is_finite(value[d]);
+    if (all_finite) {
+      put_key(slot, head, key);
+      put_value(slot, head, value);
+    } else {
+      put_key(slot, head, std::vector<T>(head_size, NOT_A_NUMBER<T>).data());
+      put_value(slot, head, std::vector<T>(head_size).data());
     }
-    uint32_t* to = key_words<T>(slot, head);
-    for (int i = 0; i < head_size / PER_WORD<T>; ++i) {
-      std::memcpy(to + int64_t(i) * block_size, from + i * PER_WORD<T>, sizeof(uint32_t));
-    }
-  }
-
-  template <class T>
-  void put_value(int64_t slot, int head, const T* from) const {
-    if (!is_packed) {
-      std::copy_n(from, head_size, row<T>(slot, head) + value_offset);
-      return;
-    }
-    // By the element: another thread may write the other half of these words.
-    T* to = (T*)value_words<T>(slot, head) + slot % block_size % PER_WORD<T>;
-    for (int d = 0; d < head_size; ++d) to[d * PER_WORD<T>] = from[d];
   }
 
   //! Asks for the memory of slots[i], unless it comes with that of the slot before.
@@ -79,6 +71,29 @@ struct LayerCache {
 
  private:
   static constexpr int LINE = 16;  //!< words of a cache line
+
+  template <class T>
+  void put_key(int64_t slot, int head, const T* from) const {
+    if (!is_packed) {
+      std::copy_n(from, head_size, row<T>(slot, head));
+      return;
+    }
+    uint32_t* to = key_words<T>(slot, head);
+    for (int i = 0; i < head_size / PER_WORD<T>; ++i) {
+      std::memcpy(to + int64_t(i) * block_size, from + i * PER_WORD<T>, sizeof(uint32_t));
+    }
+  }
+
+  template <class T>
+  void put_value(int64_t slot, int head, const T* from) const {
+    if (!is_packed) {
+      std::copy_n(from, head_size, row<T>(slot, head) + value_offset);
+      return;
+    }
+    // By the element: another thread may write the other half of these words.
+    T* to = (T*)value_words<T>(slot, head) + slot % block_size % PER_WORD<T>;
+    for (int d = 0; d < head_size; ++d) to[d * PER_WORD<T>] = from[d];
+  }
 
   template <class T>
   T* block(int64_t slot) const {

@@ -104,8 +104,7 @@ void rotate_and_store(const Rotation& step, int64_t token, T* key) {
   }
   for (int head = 0; head < keys; ++head, row += size) {
     turn(row, key, (const T*)step.key_norm, cosine, sine, size, step.epsilon);
-    cache.put_key(slot, head, key);
-    cache.put_value(slot, head, row + keys * size);
+    cache.put(slot, head, key, row + keys * size);
   }
 }
 

@@ -48,6 +48,22 @@ struct BFloat16 {
   uint16_t bits;
 };
 
+//! A half float, which is stored and nothing else.
+struct Float16 {
+  uint16_t bits;
+};
+
+inline bool is_finite(float value) { return value - value == 0.0f; }
+inline bool is_finite(BFloat16 value) { return (value.bits & 0x7f80) != 0x7f80; }
+inline bool is_finite(Float16 value) { return (value.bits & 0x7c00) != 0x7c00; }
+
+template <class T>
+constexpr T NOT_A_NUMBER{0x7fc0};
+template <>
+inline constexpr float NOT_A_NUMBER<float> = std::numeric_limits<float>::quiet_NaN();
+template <>
+inline constexpr Float16 NOT_A_NUMBER<Float16>{0x7e00};
+
 inline float to_float(float value) { return value; }
 
 inline float to_float(BFloat16 value) {
