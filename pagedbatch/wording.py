@@ -16,6 +16,11 @@ def short(value: Any) -> str:
     return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
 
 
+def named(error: BaseException) -> str:
+    """An error of another library with its type: `RuntimeError: out of memory`."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
 def first_line(error: BaseException) -> str:
     """An error of another library, without what follows its first line."""
     lines = str(error).strip().splitlines()
