@@ -269,6 +269,7 @@ class EngineCounters:
     prefix_hit_tokens: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    failed_steps: int = 0
 
 
 def add_counters(counters: Sequence[EngineCounters]) -> EngineCounters:

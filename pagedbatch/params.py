@@ -5,24 +5,45 @@ Knows nothing about models, files or flags. Names are OpenAI's where OpenAI has 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from pagedbatch.errors import ParamError
+from pagedbatch.readers import (
+    INT64,
+    MAX_ADDED,
+    BadWord,
+    Reader,
+    allowed_token_ids,
+    bad_words,
+    boolean,
+    choice,
+    early_stopping,
+    integer,
+    logit_bias,
+    logprobs,
+    number,
+    stop_strings,
+    token_ids,
+)
 
 DEFAULT_MAX_TOKENS = 256
-#: `length ** length_penalty` stays a number for every length up to a million tokens.
-MAX_LENGTH_PENALTY = 50
-
+#: Samples or beams of a row. Each takes a kilobyte of host memory before it has a token.
+MAX_WIDTH = 2**16
+#: From here on a draw is as good as one from all tokens alike.
+MAX_TEMPERATURE = 1e6
+#: What scores are multiplied by, or divided by: so that they stay finite in float32 after biases and penalties.
+MAX_FACTOR = 1e6
+MAX_LOGPROBS = 100
+#: Hashed, not counted with: room for a UUID.
+MAX_SEED = 2**128
+#: `length ** length_penalty`, and a score divided by it, stay finite for every length up to 2**31 tokens.
+MAX_LENGTH_PENALTY = 32
 
 #: Defaults of a model that have no meaning beside samples, and beside beams.
 _OF_BEAMS = frozenset({"num_beams", "num_beam_groups", "diversity_penalty"})
 _OF_SAMPLES = frozenset({"temperature", "top_p", "top_k", "min_p"})
-
-#: A text, or the token ids of one.
-BadWord = str | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,135 +133,41 @@ class GenerationParams:
         )
 
 
-def _integer(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ParamError(f"{name} must be an integer, got {value!r}")
-    return value
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        try:
-            number = float(value)
-        except OverflowError:
-            raise ParamError(f"{name} must be a finite number, got an integer that is too large for one") from None
-        if math.isfinite(number):
-            return number
-    raise ParamError(f"{name} must be a finite number, got {value!r}")
-
-
-def _boolean(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ParamError(f"{name} must be true or false, got {value!r}")
-    return value
-
-
-def _strings(name: str, value: Any) -> tuple[str, ...]:
-    items = [value] if isinstance(value, str) else value
-    if not isinstance(items, (list, tuple)) or not all(isinstance(item, str) and item for item in items):
-        raise ParamError(f"{name} must be a non-empty string or a list of them, got {value!r}")
-    return tuple(items)
-
-
-def _token_id(name: str, value: Any) -> int:
-    if _integer(name, value) < 0:
-        raise ParamError(f"{name}: {value} is not a token id")
-    return int(value)
-
-
-def _token_ids(name: str, value: Any) -> tuple[int, ...]:
-    items = [value] if isinstance(value, int) else value
-    if not isinstance(items, (list, tuple)):
-        raise ParamError(f"{name} must be a list of token ids, got {value!r}")
-    return tuple(_token_id(name, item) for item in items)
-
-
-def _logit_bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
-    if not isinstance(value, Mapping):
-        raise ParamError(f"{name} must be an object of token id to bias, got {value!r}")
-    pairs = []
-    for key, bias in value.items():
-        try:
-            token_id = int(key) if isinstance(key, str) else key
-        except ValueError:
-            raise ParamError(f"{name}: {key!r} is not a token id") from None
-        pairs.append((_token_id(name, token_id), _number(name, bias)))
-    return tuple(sorted(pairs))
-
-
-def _logprobs(name: str, value: Any) -> int | None:
-    if value is False:
-        return None
-    return _integer(name, value)
-
-
-def _bad_words(name: str, value: Any) -> tuple[BadWord, ...]:
-    items = [value] if isinstance(value, str) else value
-    if isinstance(items, (list, tuple)) and all(isinstance(item, (str, list, tuple)) and item for item in items):
-        return tuple(item if isinstance(item, str) else _token_ids(name, item) for item in items)
-    raise ParamError(f"{name} must be a list of texts or of lists of token ids, got {value!r}")
-
-
-def _allowed_token_ids(name: str, value: Any) -> tuple[int, ...]:
-    token_ids = _token_ids(name, value)
-    if not token_ids:
-        raise ParamError(f"{name} is empty: nothing could be generated")
-    return tuple(sorted(set(token_ids)))
-
-
-def _choice(*choices: str) -> Callable[[str, Any], str]:
-    def read(name: str, value: Any) -> str:
-        if value not in choices:
-            raise ParamError(f"{name} must be {' or '.join(choices)}, got {value!r}")
-        return str(value)
-
-    return read
-
-
-def _early_stopping(name: str, value: Any) -> bool | str:
-    named = {"true": True, "false": False, "never": "never"}
-    if isinstance(value, str) and value.lower() in named:
-        value = named[value.lower()]
-    if isinstance(value, bool) or value == "never":
-        return "never" if value == "never" else bool(value)
-    raise ParamError(f"{name} must be true, false or 'never', got {value!r}")
-
-
 #: How each field is read from JSON or TOML. The keys are exactly the fields of `GenerationParams`.
-READERS: dict[str, Callable[[str, Any], Any]] = {
-    "n": _integer,
-    "best_of": _integer,
-    "sample_index": _integer,
-    "num_beams": _integer,
-    "temperature": _number,
-    "top_p": _number,
-    "top_k": _integer,
-    "min_p": _number,
-    "seed": _integer,
-    "max_tokens": _integer,
-    "min_tokens": _integer,
-    "stop": _strings,
-    "stop_token_ids": _token_ids,
-    "include_stop": _boolean,
-    "ignore_eos": _boolean,
-    "skip_special_tokens": _boolean,
-    "logprobs": _logprobs,
-    "logprobs_mode": _choice("raw", "processed"),
-    "prompt_logprobs": _logprobs,
-    "presence_penalty": _number,
-    "frequency_penalty": _number,
-    "repetition_penalty": _number,
-    "no_repeat_ngram_size": _integer,
-    "logit_bias": _logit_bias,
-    "bad_words": _bad_words,
-    "allowed_token_ids": _allowed_token_ids,
-    "truncate_prompt": _choice("error", "left", "right"),
-    "add_bos": _boolean,
-    "system_to_user": _boolean,
-    "length_penalty": _number,
-    "early_stopping": _early_stopping,
-    "num_beam_groups": _integer,
-    "diversity_penalty": _number,
+READERS: dict[str, Reader] = {
+    "n": integer(1, MAX_WIDTH),
+    "best_of": integer(1, MAX_WIDTH),
+    "sample_index": integer(0, INT64),
+    "num_beams": integer(1, MAX_WIDTH),
+    "temperature": number(0, MAX_TEMPERATURE),
+    "top_p": number(0, 1, above_low=True),
+    "top_k": integer(-1, INT64),
+    "min_p": number(0, 1),
+    "seed": integer(-MAX_SEED, MAX_SEED),
+    "max_tokens": integer(0, INT64),
+    "min_tokens": integer(0, INT64),
+    "stop": stop_strings,
+    "stop_token_ids": token_ids,
+    "include_stop": boolean,
+    "ignore_eos": boolean,
+    "skip_special_tokens": boolean,
+    "logprobs": logprobs(MAX_LOGPROBS),
+    "logprobs_mode": choice("raw", "processed"),
+    "prompt_logprobs": logprobs(MAX_LOGPROBS),
+    "presence_penalty": number(-MAX_ADDED, MAX_ADDED),
+    "frequency_penalty": number(-MAX_ADDED, MAX_ADDED),
+    "repetition_penalty": number(1 / MAX_FACTOR, MAX_FACTOR),
+    "no_repeat_ngram_size": integer(0, INT64),
+    "logit_bias": logit_bias,
+    "bad_words": bad_words,
+    "allowed_token_ids": allowed_token_ids,
+    "truncate_prompt": choice("error", "left", "right"),
+    "add_bos": boolean,
+    "system_to_user": boolean,
+    "length_penalty": number(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY),
+    "early_stopping": early_stopping,
+    "num_beam_groups": integer(1, MAX_WIDTH),
+    "diversity_penalty": number(0, MAX_ADDED),
 }
 assert set(READERS) == {field.name for field in fields(GenerationParams)}
 
@@ -286,38 +213,10 @@ def _beside(defaults: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(p: GenerationParams) -> None:
-    bounds = (
-        (p.n >= 1, f"n must be at least 1, got {p.n}"),
-        (p.best_of is None or p.best_of >= p.n, f"best_of {p.best_of} is below n {p.n}: so many samples must be drawn"),
-        (p.sample_index >= 0, f"sample_index must be 0 or more, got {p.sample_index}"),
-        (p.num_beams >= 1, f"num_beams must be at least 1, got {p.num_beams}"),
-        (p.temperature >= 0, f"temperature must be 0 (greedy) or more, got {p.temperature}"),
-        (0 < p.top_p <= 1, f"top_p must be above 0 and at most 1, got {p.top_p}"),
-        (p.top_k >= -1, f"top_k must be 0 (off) or more, got {p.top_k}"),
-        (0 <= p.min_p <= 1, f"min_p must lie between 0 and 1, got {p.min_p}"),
-        (p.max_tokens >= 0, f"max_tokens must be 0 or more, got {p.max_tokens}"),
-        (p.min_tokens >= 0, f"min_tokens must be 0 or more, got {p.min_tokens}"),
-        (p.min_tokens <= p.max_tokens, f"min_tokens {p.min_tokens} is above max_tokens {p.max_tokens}"),
-        (p.logprobs is None or 0 <= p.logprobs <= 100, f"logprobs must lie between 0 and 100, got {p.logprobs}"),
-        (
-            p.prompt_logprobs is None or 0 <= p.prompt_logprobs <= 100,
-            f"prompt_logprobs must lie between 0 and 100, got {p.prompt_logprobs}",
-        ),
-        (p.repetition_penalty > 0, f"repetition_penalty must be above 0, got {p.repetition_penalty}"),
-        (p.no_repeat_ngram_size >= 0, f"no_repeat_ngram_size must be 0 or more, got {p.no_repeat_ngram_size}"),
-        (
-            abs(p.length_penalty) <= MAX_LENGTH_PENALTY,
-            f"length_penalty must lie between -{MAX_LENGTH_PENALTY} and {MAX_LENGTH_PENALTY}, got {p.length_penalty}",
-        ),
-        (p.num_beam_groups >= 1, f"num_beam_groups must be at least 1, got {p.num_beam_groups}"),
-        (
-            p.diversity_penalty is None or p.diversity_penalty >= 0,
-            f"diversity_penalty must be 0 or more, got {p.diversity_penalty}",
-        ),
-    )
-    for holds, message in bounds:
-        if not holds:
-            raise ParamError(message)
+    if p.best_of is not None and p.best_of < p.n:
+        raise ParamError(f"best_of {p.best_of} is below n {p.n}: so many samples must be drawn")
+    if p.min_tokens > p.max_tokens:
+        raise ParamError(f"min_tokens {p.min_tokens} is above max_tokens {p.max_tokens}")
     _check_beams(p)
     if not p.use_beam_search and p.num_samples > 1 and p.temperature == 0:
         name = "n" if p.best_of is None else "best_of"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pagedbatch.engine.beam_search import length_penalised
 from pagedbatch.errors import ParamError
-from pagedbatch.params import READERS, GenerationParams, resolve
+from pagedbatch.params import MAX_LENGTH_PENALTY, READERS, GenerationParams, resolve
+from pagedbatch.wording import short
 
 WRONG_TYPES: list[tuple[str, Any]] = [
     *((name, value) for name in ("n", "num_beams", "seed", "max_tokens", "top_k") for value in (True, "3", 2.0, [1])),
@@ -45,13 +48,91 @@ OUT_OF_BOUNDS: list[tuple[str, Any]] = [
     *(("length_penalty", value) for value in (-400, 400)),
     ("num_beam_groups", 0),
     ("diversity_penalty", -0.5),
+    *((name, value) for name in ("n", "best_of", "num_beams") for value in (2**16 + 1, 10**7, 10**9, 2**64)),
+    *(
+        (name, value)
+        for name in ("sample_index", "top_k", "max_tokens", "min_tokens", "no_repeat_ngram_size")
+        for value in (2**63, 10**30)
+    ),
+    *(("seed", value) for value in (2**129, -(2**129), 1 << 100_000)),
+    *((name, value) for name in ("temperature", "repetition_penalty") for value in (1e7, 1e300, 10**400)),
+    *(("repetition_penalty", value) for value in (1e-7, 1e-300)),
+    *(
+        (name, sign * value)
+        for name in ("presence_penalty", "frequency_penalty")
+        for sign in (1, -1)
+        for value in (1e10, 1e308, 10**400)
+    ),
+    *(("diversity_penalty", value) for value in (1e10, 1e308)),
+    *(("length_penalty", value) for value in (32.5, -33, 1e308)),
+    *(("logit_bias", {"1": value}) for value in (1e308, -1e308, 2e9, 10**400)),
+    ("logit_bias", {"7": 1, "07": 2}),
+    *((name, [2**31]) for name in ("stop_token_ids", "allowed_token_ids")),
+    ("logit_bias", {str(2**40): 1}),
+    ("logit_bias", {"9" * 5000: 1}),
+    ("bad_words", [[2**31]]),
+    ("bad_words", ["a"] * (2**16 + 1)),
+    ("bad_words", ["a" * 5000]),
+    ("bad_words", [[1] * 5000]),
+    ("stop", ["a"] * 1025),
+    ("stop", "a" * 5000),
 ]
 
 
-@pytest.mark.parametrize(("name", "value"), WRONG_TYPES + OUT_OF_BOUNDS, ids=lambda v: repr(v)[:20])
+@pytest.mark.parametrize(("name", "value"), WRONG_TYPES + OUT_OF_BOUNDS, ids=lambda v: short(v)[:20])
 def test_a_refusal_names_the_field(name: str, value: Any) -> None:
     with pytest.raises(ParamError, match=rf"^{name}\b"):
         resolve({}, {name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("n", 10**9, "n must be at most 65536, got 1000000000"),
+        ("best_of", 10**7, "best_of must be at most 65536, got 10000000"),
+        ("sample_index", 2**64, r"sample_index must be at most 2\*\*63 - 1, got 18446744073709551616"),
+        ("top_k", 1e30, r"top_k must be an integer, got 1e\+30"),
+        ("top_p", 0, "top_p must be above 0, got 0"),
+        ("seed", 1 << 100_000, r"seed must be at most 2\*\*128, got a value of type int that is too large to show"),
+        ("stop", "a" * 5000, "stop takes entries of at most 4096 characters or tokens, got 'aaa"),
+        ("logit_bias", {"5": 1e308}, r"logit_bias of token 5 must be at most 1e\+09, got 1e\+308"),
+    ],
+    ids=lambda value: short(value)[:20],
+)
+def test_a_refusal_names_the_bound(name: str, value: Any, words: str) -> None:
+    with pytest.raises(ParamError, match=f"^{words}") as refusal:
+        resolve({}, {name: value})
+    assert len(str(refusal.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        {"n": 2**16},
+        {"num_beams": 2**16, "n": 2**16},
+        {"sample_index": 2**63 - 1, "n": 5},
+        {"top_k": 2**63 - 1},
+        {"seed": 2**128},
+        {"seed": -(2**64)},
+        {"max_tokens": 10**12},
+        {"temperature": 1e-300},
+        {"temperature": 1_000_000},
+        {"logit_bias": {"1": -1e9, "2": 100}},
+        {"repetition_penalty": 100},
+        {"length_penalty": -32},
+    ],
+    ids=str,
+)
+def test_what_makes_sense_lies_within_the_bounds(layer: dict[str, Any]) -> None:
+    params = resolve({}, layer)
+    assert {name: dict(getattr(params, name)) if name == "logit_bias" else getattr(params, name) for name in layer} == {
+        name: {int(k): v for k, v in value.items()} if name == "logit_bias" else value for name, value in layer.items()
+    }
+
+
+def test_a_score_over_any_length_is_finite_at_the_largest_length_penalty() -> None:
+    for penalty in (-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY):
+        assert math.isfinite(length_penalised(-1e9, 2**31, penalty))
 
 
 json_values = st.recursive(

@@ -62,3 +62,8 @@ def test_a_draw_depends_on_its_key_and_counter_alone() -> None:
 def test_index_and_position_are_not_confused() -> None:
     one, two = np.array([1], np.uint64), np.array([2], np.uint64)
     assert uniforms(one, one, two) != uniforms(one, two, one)
+
+
+def test_indices_count_past_32_bits() -> None:
+    keys, positions = np.ones(3, np.uint64), np.zeros(3, np.uint64)
+    assert len(set(uniforms(keys, np.array([5, 2**32 + 5, 2**63 + 5], np.uint64), positions))) == 3

@@ -63,18 +63,19 @@ class GroupAdvancer:
                     FinishedSequence(task.sample_indices[i], node, total, finish.reason, finish.stop_reason)
                 )
         if not grown and group.pending:
-            children = [self._succeed(seq)]
+            grown_children, children = [], [self._succeed(seq)]
         else:
             waiting = [seq.fork(self._new_seq_id()) for _ in grown[group.max_width :]]
             children = self._descend([seq], [seq] * len(grown[: group.max_width]))
-            for child, (sample_index, node) in zip(children + waiting, grown, strict=True):
-                child.sample_index = sample_index
-                child.append(node)
-                child.cumulative_logprob += node.logprob
+            grown_children = children + waiting
             group.pending.extend(waiting)
         if children != [seq]:
             at = group.sequences.index(seq)
             group.sequences[at : at + 1] = children
+        for child, (sample_index, node) in zip(grown_children, grown, strict=True):
+            child.sample_index = sample_index
+            child.append(node)
+            child.cumulative_logprob += node.logprob
 
     def _succeed(self, finished: Sequence) -> Sequence:
         """The next waiting sample, on the prompt's blocks of one that has finished.

@@ -273,6 +273,16 @@ class BlockManager:
         for block_id in reversed(table.owned):
             self._free(block_id)
 
+    def free_swapped(self, seq_id: int) -> None:
+        """Gives back the host blocks of a sequence, as if it had never been swapped out."""
+        for host in self._swapped.pop(seq_id).owned:
+            self.swap_pool.free(host)
+
+    def forget_contents(self) -> None:
+        """From now on nothing is shared because of what stands in a block already."""
+        self._cache.clear()
+        self.pool.release_cached()
+
     def swap_out(self, seq_ids: list[int]) -> list[BlockCopy]:
         """Moves the tables of a group to the host pool, its sharing kept. Copies go from device to host block ids."""
         moved = {block_id: self.swap_pool.allocate() for block_id in self._distinct(self._tables, seq_ids)}

@@ -102,6 +102,11 @@ class BlockPool:
             self._free.append(block_id)
         return True
 
+    def release_cached(self) -> None:
+        """Makes every cached block free."""
+        self._free.extend(reversed(self._cached))
+        self._cached.clear()
+
     def check_integrity(self) -> None:
         """Every block is in exactly one state and the counts agree.
 

@@ -4,31 +4,42 @@ from __future__ import annotations
 
 import copy
 import time
+import traceback
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Protocol
 
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.advance import GroupAdvancer
 from pagedbatch.engine.block_map import PeakMapper
+from pagedbatch.engine.isolation import Isolation, is_fatal
 from pagedbatch.engine.plan import StepPlan
 from pagedbatch.engine.scheduler import Scheduler
 from pagedbatch.engine.stopping import LENGTH, Detokenize, StopChecker
+from pagedbatch.errors import PagedBatchError
 from pagedbatch.outputs import (
     BlockMap,
     CompletionOutput,
     ModelRunnerOutput,
     PoolCounts,
     RequestOutput,
+    SampleTask,
+    ScheduledSequence,
     SchedulerOutput,
     StepOutput,
+    StepSeconds,
     StepSnapshot,
     TopLogprobs,
 )
+from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import FinishedSequence, Request, SequenceGroup, output_token_ids
+from pagedbatch.wording import named
 
 #: A row's error when not even one of its outputs could be completed.
 NO_OUTPUT = "no output is possible: the row's settings leave no token to choose before one is complete"
+
+#: The key of draws that are no row's.
+_NOBODY = 2**64 - 1
 
 
 class Runner(Protocol):
@@ -45,6 +56,7 @@ class Engine:
         self._runner = runner
         stops = StopChecker(config.eos_token_ids, detokenize)
         self.scheduler = Scheduler(config, stops)
+        self._isolation = Isolation(self.scheduler)
         self._advancer = GroupAdvancer(self.scheduler.blocks, stops, self.scheduler.new_seq_id)
         self._peak_mapper = PeakMapper()
         self._num_steps = 0
@@ -69,9 +81,10 @@ class Engine:
             self.scheduler.add(request)
 
     def step(self) -> StepOutput:
-        """Schedules, executes and applies one step.
+        """Schedules, executes and applies one step. One that fails is taken back, and tried again in parts.
 
         Raises:
+            Exception: the runner's own, where it fails whatever it is given.
             EngineStalledError: work is left, but nothing could be scheduled.
             BlockAccountingError: the pool's books don't balance (a bug).
         """
@@ -81,12 +94,13 @@ class Engine:
         running, sequences = len(self.scheduler.running), self.scheduler.num_running_sequences
         block_map = self._map_blocks(pool.live, sequences) if self._peak_mapper.wants(pool.live) else None
         scheduled = time.perf_counter()
-        result = self._runner.execute(plan.build(self._num_steps)) if plan.sequences else ModelRunnerOutput([], [])
+        self._answered += [_failed(group, reason) for group, reason in rejected]
+        result = self._execute(plan) if plan.sequences else ModelRunnerOutput([], [])
         executed = time.perf_counter()
-        finished = self._answered + [_failed(group, reason) for group, reason in rejected]
-        self._answered = []
-        finished += self._update(plan, result)
-        self._num_steps += 1
+        finished, self._answered = self._answered, []
+        if result is not None:
+            finished += self._update(plan, result)
+            self._num_steps += 1
         if self.config.check_invariants:
             self.scheduler.blocks.check_integrity()
         ended = time.perf_counter()
@@ -97,8 +111,8 @@ class Engine:
             running_groups=running,
             running_sequences=sequences,
             waiting_groups=self.scheduler.num_waiting,
-            num_tokens=plan.num_tokens,
-            seconds=result.seconds,
+            num_tokens=0 if result is None else plan.num_tokens,
+            seconds=StepSeconds() if result is None else result.seconds,
             host_seconds=(scheduled - began) + (ended - executed),
             step_seconds=ended - began,
             block_map=block_map,
@@ -115,37 +129,116 @@ class Engine:
         )
         return self._peak_mapper.draw(live_blocks, tables, num_sequences)
 
+    def _execute(self, plan: StepPlan) -> ModelRunnerOutput | None:
+        """Runs a step. None: it failed, was taken back, and its groups are on trial, or the one to blame is answered.
+
+        Raises:
+            Exception: the runner's own, where no row is to blame: the device does nothing any more.
+        """
+        try:
+            return self._runner.execute(plan.build(self._num_steps))
+        except PagedBatchError:
+            raise
+        except Exception as error:
+            if is_fatal(error):
+                raise
+            traceback.clear_frames(error.__traceback__)  # they hold on to the memory of the step
+            self.scheduler.counters.failed_steps += 1
+            culprit = self._isolation.step_failed(plan, error)
+            if culprit is not None:
+                if not self._is_alive():
+                    raise
+                reason = f"the model can't run this row, though it ran alone: {named(error)}"
+                self._answered.append(_failed(culprit, reason))
+            return None
+
+    def _is_alive(self) -> bool:
+        """Whether the runner can do anything at all: one token of nobody's."""
+        blocks, seq_id = self.scheduler.blocks, self.scheduler.new_seq_id()
+        blocks.open(seq_id, blocks.root_of(0), [])
+        blocks.extend(seq_id, 0, 1)
+        plan = StepPlan(tokens_left=1, scores_left=0)
+        row = plan.add(ScheduledSequence(seq_id, [0], 0, blocks.block_table(seq_id)))
+        plan.samples.append(SampleTask(row, GenerationParams(), _NOBODY, (0,), 0))
+        try:
+            self._runner.execute(plan.build(self._num_steps))
+        except Exception:
+            return False
+        finally:
+            blocks.free(seq_id)
+        return True
+
     def _update(self, plan: StepPlan, result: ModelRunnerOutput) -> Iterator[RequestOutput]:
         """Applies the results group by group; yields what finished."""
         counters = self.scheduler.counters
-        touched: dict[int, SequenceGroup] = {}
+        touched = {group.arrival: group for group in plan.broken}
+        errors = _errors(plan, result)
         for seq, task, drawn in zip(plan.samplers, plan.samples, result.samples, strict=True):
             group = seq.group
             touched[group.arrival] = group
-            if drawn.error is not None:
-                group.error = drawn.error
-            elif group.error is None:
+            if group.arrival in errors or group.error is not None:
+                continue
+            try:
                 self._advancer.advance_sample(seq, task, drawn)
-                counters.output_tokens += len(drawn.token_ids)
+            except Exception as error:
+                group.error = _own_error(error)
+            counters.output_tokens += len(drawn.token_ids)
         searches = zip(plan.searchers, plan.beams, result.beams, strict=True)
         for group, own in groupby(searches, key=lambda search: search[0]):
             _, tasks, ranked = zip(*own, strict=True)
             touched[group.arrival] = group
-            group.error = next((each.error for each in ranked if each.error is not None), None)
-            if group.error is None:
-                width = group.params.beams_per_group
-                counters.output_tokens += sum(min(len(each.token_ids), width) for each in ranked)
+            if group.arrival in errors:
+                continue
+            try:
                 group.search_is_over = self._advancer.advance_beams(group, list(tasks), list(ranked))
+            except Exception as error:
+                group.error = _own_error(error)
+            width = group.params.beams_per_group
+            counters.output_tokens += sum(min(len(each.token_ids), width) for each in ranked)
         for group, scores in zip(plan.scored, result.prompts, strict=True):
             touched[group.arrival] = group
-            group.prompt_scores.extend(scores)
-            group.error = group.error or scores.error
-        for group in touched.values():
+            if group.arrival not in errors:
+                group.prompt_scores.extend(scores)
+        yield from self._settle(plan, touched, errors)
+
+    def _settle(
+        self, plan: StepPlan, touched: dict[int, SequenceGroup], errors: dict[int, str]
+    ) -> Iterator[RequestOutput]:
+        """Retires the groups that are finished. An error is believed of a group that ran alone; others try that."""
+        doubted = []
+        for arrival, group in touched.items():
+            if arrival in errors and not self._isolation.tries_one:
+                doubted.append(group)
+                continue
+            group.error = group.error or errors.get(arrival)
             if group.error is not None or group.is_over:
                 self.scheduler.retire(group)
                 if group.error is None and not group.finished and group.params.max_tokens > 0:
                     group.error = NO_OUTPUT
                 yield _failed(group, group.error) if group.error is not None else _finished(group)
+        if doubted:
+            beside = [group for group in self.scheduler.groups_in(plan) if group.arrival not in touched]
+            self._isolation.doubt(doubted, beside)
+        self._isolation.step_succeeded()
+
+
+def _errors(plan: StepPlan, result: ModelRunnerOutput) -> dict[int, str]:
+    """What the runner says went wrong with single groups, by their arrival."""
+    drawn = ((seq.group, each.error) for seq, each in zip(plan.samplers, result.samples, strict=True))
+    ranked = ((group, each.error) for group, each in zip(plan.searchers, result.beams, strict=True))
+    scored = ((group, each.error) for group, each in zip(plan.scored, result.prompts, strict=True))
+    return {group.arrival: error for group, error in chain(drawn, ranked, scored) if error is not None}
+
+
+def _own_error(error: Exception) -> str:
+    """What to tell of a row whose tokens can't be taken in.
+
+    Raises:
+        PagedBatchError: it is no row's.
+    """
+    if isinstance(error, PagedBatchError):
+        raise error
+    return f"its tokens can't be taken in: {named(error)}"
 
 
 def _failed(group: SequenceGroup, reason: str) -> RequestOutput:

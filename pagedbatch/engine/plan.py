@@ -29,6 +29,9 @@ class StepPlan:
     swap_out: list[BlockCopy] = field(default_factory=list)
     swap_in: list[BlockCopy] = field(default_factory=list)
     num_tokens: int = 0
+    swapped_out: list[SequenceGroup] = field(default_factory=list)
+    broken: list[SequenceGroup] = field(default_factory=list)
+    """Groups whose own data raised an error while the step was planned."""
     short_of_blocks: bool = False
     """A group was preempted or had to wait for blocks: nobody is admitted in this step."""
 

@@ -56,6 +56,13 @@ class PrefixCache:
         self._by_block[block_id] = entry
         return entry
 
+    def clear(self) -> None:
+        """Forgets what every block holds."""
+        for entry in self._by_block.values():
+            entry.block_id = None
+        self._by_block.clear()
+        self._by_hash.clear()
+
     def evict(self, block_id: int) -> None:
         """Forgets what a block holds; unknown ids are fine."""
         entry = self._by_block.pop(block_id, None)

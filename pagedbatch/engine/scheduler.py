@@ -9,19 +9,18 @@ preempted from the tail. So nothing that a step has scheduled is ever undone, an
 
 from __future__ import annotations
 
-import bisect
-import heapq
-
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.admission import Admission, blocks_at_most, max_width, never_message
 from pagedbatch.engine.block_manager import BlockManager
 from pagedbatch.engine.plan import StepPlan
 from pagedbatch.engine.prefix_cache import CachedBlock
+from pagedbatch.engine.queues import Queues
 from pagedbatch.engine.stopping import StopChecker
 from pagedbatch.engine.tasks import add_prompt_task, add_tasks
-from pagedbatch.errors import EngineStalledError
+from pagedbatch.errors import EngineStalledError, PagedBatchError
 from pagedbatch.outputs import EngineCounters, ScheduledSequence
 from pagedbatch.sequence import GroupState, Request, Sequence, SequenceGroup
+from pagedbatch.wording import named
 
 
 class Scheduler:
@@ -33,19 +32,25 @@ class Scheduler:
         self.blocks = BlockManager(
             config.num_blocks, config.block_size, config.num_swap_blocks, prefix_cache=config.prefix_cache
         )
-        self.running: list[SequenceGroup] = []  # in serving order
+        self.queues = Queues()
         self.counters = EngineCounters()
-        self._waiting: list[tuple[tuple[int, int], SequenceGroup]] = []  # a heap
+        #: Tokens a step, from now on.
+        self.most_tokens = config.max_num_batched_tokens
         self._num_arrivals = 0
         self._next_seq_id = 0
 
     @property
+    def running(self) -> list[SequenceGroup]:
+        """In serving order."""
+        return self.queues.running
+
+    @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return self.queues.num_waiting
 
     @property
     def num_unfinished(self) -> int:
-        return len(self._waiting) + len(self.running)
+        return self.queues.num_unfinished
 
     @property
     def num_running_sequences(self) -> int:
@@ -58,7 +63,7 @@ class Scheduler:
         seq = Sequence(self.new_seq_id(), group, 0)
         seq.constraint = None if request.constraint is None else request.constraint.start()
         group.sequences.append(seq)
-        self._enqueue(group)
+        self.queues.enqueue(group)
 
     def new_seq_id(self) -> int:
         self._next_seq_id += 1
@@ -71,6 +76,47 @@ class Scheduler:
         group.sequences.clear()
         group.state = GroupState.FINISHED
         self.running.remove(group)
+
+    # --- steps that failed ---------------------------------------------------------------------------------------
+
+    def groups_in(self, plan: StepPlan) -> list[SequenceGroup]:
+        """The groups that compute something in a step, before it is applied."""
+        scheduled = {row.seq_id for row in plan.sequences}
+        return [group for group in self.running if any(seq.seq_id in scheduled for seq in group.sequences)]
+
+    def roll_back(self, plan: StepPlan) -> None:
+        """Undoes a step that failed, whatever of it was done: no token was drawn, and all K/V it touched are lost.
+
+        Who ran, or was to be swapped out in it, waits and computes again what it had.
+        """
+        for group in plan.swapped_out:
+            for seq in group.sequences:
+                self.blocks.free_swapped(seq.seq_id)
+                seq.num_computed_tokens = 0
+            group.state = GroupState.WAITING
+        self.start_again(list(self.running))
+
+    def start_again(self, groups: list[SequenceGroup]) -> None:
+        """Takes running groups back to the queue without their K/V; nor will they find any that stands in the pool."""
+        for group in groups:
+            self.running.remove(group)
+            self._drop_blocks(group)
+            self.queues.enqueue(group)
+        self.blocks.forget_contents()
+
+    def give_up(self, group: SequenceGroup) -> None:
+        """Takes out a group that waits and holds nothing."""
+        self.queues.withdraw(group)
+        group.sequences.clear()
+        group.state = GroupState.FINISHED
+
+    def restrict_to(self, groups: list[SequenceGroup] | None, most_tokens: int) -> None:
+        """Until the next call only these groups are scheduled, with so many tokens a step; None: all are.
+
+        The others keep their blocks, as long as these don't need them.
+        """
+        self.queues.restrict_to(groups)
+        self.most_tokens = most_tokens
 
     # --- one step ------------------------------------------------------------------------------------------------
 
@@ -85,7 +131,7 @@ class Scheduler:
         """
         widest_head = len(self.running[0].sequences) if self.running else 0
         plan = StepPlan(
-            tokens_left=max(self.config.max_num_batched_tokens, widest_head),
+            tokens_left=max(self.most_tokens, widest_head),
             scores_left=self.config.max_num_scored_tokens,
         )
         self._serve_running(plan)
@@ -121,7 +167,13 @@ class Scheduler:
             closes = plan.num_tokens == before and self._closes_gap(group, plan)
         if closes and self._make_room(self._blocks_to_grow(group), plan, first_victim):
             rows = [self._schedule_tokens(seq, seq.num_tokens, plan) for seq in group.sequences]
-            add_tasks(group, rows, plan, self.stops)
+            try:
+                add_tasks(group, rows, plan, self.stops)
+            except PagedBatchError:
+                raise
+            except Exception as error:  # its constraint, or whatever else the row brought along
+                group.error = f"its next token can't be asked for: {named(error)}"
+                plan.broken.append(group)
 
     def _blocks_to_grow(self, group: SequenceGroup) -> int:
         """New blocks that the group takes to close its gap; where there is plenty for any case, the most it can be."""
@@ -213,8 +265,8 @@ class Scheduler:
 
     def _make_room(self, needed: int, plan: StepPlan, first_victim: int) -> bool:
         """Preempts from the tail until `needed` blocks are available. False when even that is not enough now."""
-        while needed > self.blocks.pool.num_available and len(self.running) > first_victim:
-            self._preempt(self.running.pop(), plan)
+        while needed > self.blocks.pool.num_available and (victim := self.queues.pop_victim(first_victim)) is not None:
+            self._preempt(victim, plan)
             plan.short_of_blocks = True
         if needed > self.blocks.pool.num_available:
             plan.short_of_blocks = True
@@ -225,21 +277,29 @@ class Scheduler:
         """Takes all blocks from a group, by swapping them to the host or by dropping them for recomputation."""
         open_ids = [seq.seq_id for seq in group.sequences if self.blocks.has_table(seq.seq_id)]
         num_blocks = self.blocks.num_distinct_blocks(open_ids)
-        group.num_preemptions += 1
         if self._should_swap(group, len(open_ids), num_blocks):
             plan.swap_out += self.blocks.swap_out(open_ids)
+            plan.swapped_out.append(group)
+            group.num_preemptions += 1
             group.state = GroupState.SWAPPED
             self.counters.preemptions_swap += 1
             self.counters.swapped_out_blocks += num_blocks
         else:
-            for seq in group.sequences:
-                if self.blocks.has_table(seq.seq_id):
-                    self.blocks.free(seq.seq_id)
-                seq.num_computed_tokens = 0
-            group.num_blocks_lost = max(num_blocks, group.num_blocks_lost)  # it may have been half rebuilt
-            group.state = GroupState.WAITING
-            self.counters.preemptions_recompute += 1
-        self._enqueue(group)
+            self._drop_blocks(group)
+        self.queues.enqueue(group)
+
+    def _drop_blocks(self, group: SequenceGroup) -> None:
+        """Takes all blocks from a group, which will compute its K/V again."""
+        open_ids = [seq.seq_id for seq in group.sequences if self.blocks.has_table(seq.seq_id)]
+        # It may have been half rebuilt.
+        group.num_blocks_lost = max(self.blocks.num_distinct_blocks(open_ids), group.num_blocks_lost)
+        for seq_id in open_ids:
+            self.blocks.free(seq_id)
+        for seq in group.sequences:
+            seq.num_computed_tokens = 0
+        group.num_preemptions += 1
+        group.state = GroupState.WAITING
+        self.counters.preemptions_recompute += 1
 
     def _should_swap(self, group: SequenceGroup, num_open: int, num_blocks: int) -> bool:
         """Whether a victim is swapped. A group that is still rebuilding its tables, or finds no room, is not.
@@ -253,19 +313,15 @@ class Scheduler:
 
     # --- admission -----------------------------------------------------------------------------------------------
 
-    def _enqueue(self, group: SequenceGroup) -> None:
-        heapq.heappush(self._waiting, (group.order, group))
-
     def _admit(self, plan: StepPlan) -> list[tuple[SequenceGroup, str]]:
         """Starts groups from the head of the waiting queue, strictly in order: nobody overtakes."""
         rejected: list[tuple[SequenceGroup, str]] = []
         running = sum(group.width for group in self.running)
-        while self._waiting and not plan.short_of_blocks:
-            group = self._waiting[0][1]
+        while (group := self.queues.head) is not None and not plan.short_of_blocks:
             verdict = self._admission(group, running, plan)
             if verdict is Admission.LATER:
                 break
-            heapq.heappop(self._waiting)
+            self.queues.pop()
             if verdict is Admission.NEVER:
                 group.state = GroupState.FINISHED
                 rejected.append((group, never_message(self.config, group)))
@@ -280,7 +336,7 @@ class Scheduler:
             return Admission.NEVER
         if not self.running:
             return Admission.OK  # alone, any group may run, however wide
-        too_many = running + group.width > min(self.config.max_num_seqs, self.config.max_num_batched_tokens)
+        too_many = running + group.width > min(self.config.max_num_seqs, self.most_tokens)
         if too_many or plan.tokens_left < len(group.sequences):
             return Admission.LATER
         # Half of the running sequences want a block within half a block's steps: taking the last blocks now would
@@ -312,8 +368,7 @@ class Scheduler:
                 self.counters.prefix_queried_tokens += len(group.prompt_token_ids)
                 self.counters.prefix_hit_tokens += found
                 self.counters.prompt_tokens += len(group.prompt_token_ids)
-        group.state = GroupState.RUNNING
         if not self.running:
             plan.tokens_left = max(plan.tokens_left, len(group.sequences))
-        bisect.insort(self.running, group, key=lambda g: g.order)
+        self.queues.run(group)
         self._serve(group, plan, first_victim=len(self.running))

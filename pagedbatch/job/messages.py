@@ -1,25 +1,13 @@
-"""How values, counts and other libraries' errors are told inside a one-line message."""
+"""How counts are told inside a one-line message; values and foreign errors are told as in `wording`."""
 
 from __future__ import annotations
 
-from typing import Any
+from pagedbatch.wording import first_line, short
 
-_MOST_CHARACTERS = 60
-
-
-def short(value: Any) -> str:
-    """A value, cut when it is long."""
-    text = repr(value)
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
+__all__ = ["finished_of", "first_line", "short"]
 
 
 def finished_of(num_finished: int, num_rows: int) -> str:
     """`1 of 24 rows is finished`."""
     rows, are = "row" if num_rows == 1 else "rows", "is" if num_finished == 1 else "are"
     return f"{num_finished} of {num_rows} {rows} {are} finished"
-
-
-def first_line(error: BaseException) -> str:
-    """An error of another library, without what follows its first line."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -18,7 +18,8 @@ from pagedbatch.job.encoder import PromptEncoder, checked_messages
 from pagedbatch.job.messages import short
 from pagedbatch.job.openai_batch import is_batch_row, plain_fields
 from pagedbatch.job.rows import Row, id_hash, look_up
-from pagedbatch.params import READERS, BadWord, GenerationParams, resolve
+from pagedbatch.params import READERS, GenerationParams, resolve
+from pagedbatch.readers import INT64, BadWord, integer
 from pagedbatch.sequence import Request
 
 PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
@@ -223,9 +224,8 @@ def _column_text(fields: Mapping[str, Any], name: str) -> str:
     raise RowError(f"column {name!r} must hold text, got {short(value)}")
 
 
+_read_priority = integer(-INT64, INT64)
+
+
 def _priority(value: Any) -> int:
-    if value is None:
-        return 0
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise RowError(f"priority must be an integer, got {short(value)}")
-    return value
+    return 0 if value is None else int(_read_priority("priority", value))

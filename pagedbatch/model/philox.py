@@ -50,8 +50,7 @@ def uniforms(keys: np.ndarray, sample_indices: np.ndarray, positions: np.ndarray
     Returns:
         float64 [num_draws].
     """
-    zeros = np.zeros_like(keys)
-    counter = np.stack([positions & _LOW, sample_indices & _LOW, zeros, zeros], axis=1)
+    counter = np.stack([positions & _LOW, sample_indices & _LOW, positions >> _HALF, sample_indices >> _HALF], axis=1)
     words = philox4x32(counter, np.stack([keys & _LOW, keys >> _HALF], axis=1))
     mantissa: np.ndarray = ((words[:, 0] << _HALF) | words[:, 1]) >> np.uint64(11)
     return mantissa.astype(np.float64) * np.float64(2.0**-53)

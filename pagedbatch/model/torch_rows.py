@@ -17,8 +17,8 @@ from pagedbatch.model.truncation import keep_likely_
 #: Logits worked on at once. On a CPU they stay in its caches, where a pass costs a fraction; on a GPU this only bounds
 #: the memory that a step needs.
 _LOGITS_AT_ONCE_ON_CPU, _LOGITS_AT_ONCE = 2**20, 2**27
-#: A divisor below this makes infinities of float32 logits, and all above it that is this small is greedy.
-_LEAST_TEMPERATURE = 1e-30
+#: A divisor below this may make infinities of scores in float32, and all that is this small is greedy.
+_LEAST_TEMPERATURE = 1e-20
 _SPAN = 256
 
 

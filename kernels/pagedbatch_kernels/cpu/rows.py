@@ -14,8 +14,8 @@ from pagedbatch_kernels.row_ops import Draws
 
 #: Bounds what controls, which need scores in float32, take of memory; threads have enough to share among them.
 _LOGITS_AT_ONCE = 2**23
-#: A float below this has no finite inverse, and all that is this small is greedy.
-_LEAST_TEMPERATURE = 1e-30
+#: A divisor below this may make infinities of scores in float32, and all that is this small is greedy.
+_LEAST_TEMPERATURE = 1e-20
 
 
 class Draw(ctypes.Structure):
