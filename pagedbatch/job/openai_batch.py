@@ -10,6 +10,7 @@ from typing import Any
 
 from pagedbatch.errors import RowError
 from pagedbatch.job.messages import short
+from pagedbatch.job.openai_logprobs import chat_logprobs, completion_logprobs
 from pagedbatch.params import READERS
 
 CHAT_URL = "/v1/chat/completions"
@@ -144,7 +145,7 @@ def _chat_body(record: Mapping[str, Any]) -> dict[str, Any]:
         {
             "index": output["index"],
             "message": {"role": "assistant", "content": output["text"]},
-            "logprobs": output["logprobs"] and {"content": [_chat_token(token) for token in output["logprobs"]]},
+            "logprobs": output["logprobs"] and chat_logprobs(output["logprobs"]),
             "finish_reason": output["finish_reason"],
         }
         for output in record["outputs"]
@@ -152,29 +153,14 @@ def _chat_body(record: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": f"chatcmpl-{record['index']}", "object": "chat.completion", "choices": choices}
 
 
-def _chat_token(token: Mapping[str, Any]) -> dict[str, Any]:
-    written = {"token": token["token"], "logprob": token["logprob"], "bytes": list(token["token"].encode())}
-    if "top_logprobs" in token:
-        written["top_logprobs"] = [_chat_token(other) for other in token["top_logprobs"]]
-    return written
-
-
 def _completion_body(record: Mapping[str, Any]) -> dict[str, Any]:
     choices = [
         {
             "index": output["index"],
             "text": output["text"],
-            "logprobs": output["logprobs"] and _completion_logprobs(output["logprobs"]),
+            "logprobs": output["logprobs"] and completion_logprobs(output["logprobs"]),
             "finish_reason": output["finish_reason"],
         }
         for output in record["outputs"]
     ]
     return {"id": f"cmpl-{record['index']}", "object": "text_completion", "choices": choices}
-
-
-def _completion_logprobs(tokens: list[Mapping[str, Any]]) -> dict[str, Any]:
-    return {
-        "tokens": [token["token"] for token in tokens],
-        "token_logprobs": [token["logprob"] for token in tokens],
-        "top_logprobs": [{other["token"]: other["logprob"] for other in token["top_logprobs"]} for token in tokens],
-    }

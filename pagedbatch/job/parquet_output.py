@@ -23,7 +23,12 @@ def schema() -> Any:
     """
     import pyarrow as pa
 
-    token = [("token_id", pa.int64()), ("token", pa.string()), ("logprob", pa.float64())]
+    token = [
+        ("token_id", pa.int64()),
+        ("token", pa.string()),
+        ("logprob", pa.float64()),
+        ("bytes", pa.list_(pa.uint8())),
+    ]
     scored = pa.list_(pa.struct([*token, ("top_logprobs", pa.list_(pa.struct(token)))]))
     output = [
         ("index", pa.int64()),
