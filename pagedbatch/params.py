@@ -34,6 +34,7 @@ class GenerationParams:
     are numbered from `sample_index` on: a sample depends on the seed, the row's id and its number alone. `logprobs`
     K asks for the chosen token's logprob and the K most likely tokens of each position, `prompt_logprobs` K for the
     same of the prompt. `max_tokens` 0 generates nothing. `add_bos` None leaves BOS to the tokenizer.
+    `merge_end_tokens`: beams that differ in their end token alone are one, with the likeliest.
     `allowed_token_ids` empty allows all.
     """
 
@@ -68,6 +69,7 @@ class GenerationParams:
     system_to_user: bool = False
     length_penalty: float = 1.0
     early_stopping: bool | str = False
+    merge_end_tokens: bool = False
     num_beam_groups: int = 1
     diversity_penalty: float | None = None
     """Diverse beam search: what a group's scores lose for each time that an earlier group went on with a token now."""
@@ -239,6 +241,7 @@ READERS: dict[str, Callable[[str, Any], Any]] = {
     "system_to_user": _boolean,
     "length_penalty": _number,
     "early_stopping": _early_stopping,
+    "merge_end_tokens": _boolean,
     "num_beam_groups": _integer,
     "diversity_penalty": _number,
 }

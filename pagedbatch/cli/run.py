@@ -51,6 +51,7 @@ _NGRAM_HELP = "No run of so many tokens twice; prompt and output count."
 _BAD_WORDS_HELP = "Text never to write, in these very tokens; repeatable. Rows may give lists of token ids."
 _ALLOWED_HELP = "Token id that may be written, and no other; repeatable. Give an end token too."
 _MAX_NUM_SEQS_HELP = "Most sequences at once; more samples of a row take turns, its beams don't. (default: 128)"
+_MERGE_HELP = "Beams that differ in their end token alone are one, with the likeliest; items of a catalog always are."
 _BEAM_GROUPS_HELP = "Diverse beam search: so many groups of beams, of one size, that avoid each other's tokens."
 _DIVERSITY_HELP = "Subtracted from a token's logprob for each beam of an earlier group that takes it at the same step."
 _WORKERS_HELP = "So many engines, one a GPU or a share of the CPUs, in processes of their own; sizes are those of each."
@@ -113,6 +114,7 @@ def run(
     num_beams: Annotated[int | None, _beams(help="Beam search of this width; n outputs of it are written.")] = None,
     length_penalty: Annotated[float | None, _beams(help="score = logprob / length ** this. (default: 1.0)")] = None,
     early_stopping: Annotated[str | None, _beams(help="true, false or never. (default: false)")] = None,
+    merge_end_tokens: Annotated[bool | None, _beams(help=_MERGE_HELP)] = None,
     num_beam_groups: Annotated[int | None, _beams(help=_BEAM_GROUPS_HELP)] = None,
     diversity_penalty: Annotated[float | None, _beams(help=_DIVERSITY_HELP)] = None,
     constrain_to: Annotated[str | None, _constraints(metavar="FILE", help=_CATALOG_HELP)] = None,

@@ -13,7 +13,7 @@ from typing import Any
 
 from pagedbatch.constraint import Constraint
 from pagedbatch.errors import ParamError, RowError, UsageError
-from pagedbatch.job.constraints import ConstraintBuilder, ConstraintSource
+from pagedbatch.job.constraints import ConstraintBuilder, ConstraintSource, fit_to_constraint
 from pagedbatch.job.encoder import PromptEncoder, checked_messages
 from pagedbatch.job.messages import short
 from pagedbatch.job.openai_batch import is_batch_row, plain_fields
@@ -102,8 +102,7 @@ class PromptBuilder:
             priority = _priority(fields.get("priority"))
             params = self._fit(params, len(prompt))
             constraint = self.constraint(fields, params)
-            if constraint is not None and constraint.max_tokens is not None:
-                params = replace(params, max_tokens=constraint.max_tokens)  # no blocks for what can't come
+            params = fit_to_constraint(params, constraint)
         except RowError as error:
             raise RowError(f"{row.place}: {error}") from None
         num_truncated = len(whole) - len(prompt)
