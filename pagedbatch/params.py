@@ -15,6 +15,8 @@ from pagedbatch.errors import ParamError
 DEFAULT_MAX_TOKENS = 256
 #: `length ** length_penalty` stays a number for every length up to a million tokens.
 MAX_LENGTH_PENALTY = 50
+#: Tokens of a thinking part: longer than any context.
+_MOST_THOUGHT = 2**31 - 1
 
 
 #: Defaults of a model that have no meaning beside samples, and beside beams.
@@ -34,6 +36,7 @@ class GenerationParams:
     are numbered from `sample_index` on: a sample depends on the seed, the row's id and its number alone. `logprobs`
     K asks for the chosen token's logprob and the K most likely tokens of each position, `prompt_logprobs` K for the
     same of the prompt. `max_tokens` 0 generates nothing. `add_bos` None leaves BOS to the tokenizer.
+    `thinking_budget` None lets the thinking part of an output be as long as it likes.
     `merge_end_tokens`: beams that differ in their end token alone are one, with the likeliest.
     `allowed_token_ids` empty allows all.
     """
@@ -70,6 +73,7 @@ class GenerationParams:
     length_penalty: float = 1.0
     early_stopping: bool | str = False
     merge_end_tokens: bool = False
+    thinking_budget: int | None = None
     num_beam_groups: int = 1
     diversity_penalty: float | None = None
     """Diverse beam search: what a group's scores lose for each time that an earlier group went on with a token now."""
@@ -242,6 +246,7 @@ READERS: dict[str, Callable[[str, Any], Any]] = {
     "length_penalty": _number,
     "early_stopping": _early_stopping,
     "merge_end_tokens": _boolean,
+    "thinking_budget": _integer,
     "num_beam_groups": _integer,
     "diversity_penalty": _number,
 }
@@ -305,6 +310,10 @@ def _check(p: GenerationParams) -> None:
         (
             p.prompt_logprobs is None or 0 <= p.prompt_logprobs <= 100,
             f"prompt_logprobs must lie between 0 and 100, got {p.prompt_logprobs}",
+        ),
+        (
+            p.thinking_budget is None or 0 <= p.thinking_budget <= _MOST_THOUGHT,
+            f"thinking_budget must lie between 0 and {_MOST_THOUGHT}, got {p.thinking_budget}",
         ),
         (p.repetition_penalty > 0, f"repetition_penalty must be above 0, got {p.repetition_penalty}"),
         (p.no_repeat_ngram_size >= 0, f"no_repeat_ngram_size must be 0 or more, got {p.no_repeat_ngram_size}"),

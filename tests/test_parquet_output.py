@@ -69,9 +69,10 @@ def test_every_table_has_the_same_columns(tmp_path: Path, records: list[dict[str
         expected["id"] = None if record["id"] is None else str(record["id"])
         for output in expected["outputs"]:
             output["stop_reason"] = str(output["stop_reason"])
+            output.setdefault("reasoning", None)
             _fill_tokens(output["logprobs"])
         _fill_tokens(expected.get("prompt_logprobs", []))
-        expected["usage"].setdefault("truncated_tokens", None)
+        expected["usage"] = {"truncated_tokens": None, "reasoning_tokens": None} | expected["usage"]
         if "input" in expected:
             expected["input"] = json.dumps(expected["input"])
         assert row == dict.fromkeys(table.column_names) | expected

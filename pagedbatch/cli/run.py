@@ -41,6 +41,7 @@ _TEMPERATURE_HELP = "0 is greedy. (default: the model's where it samples, else 0
 _STOP_HELP = r"Text to stop at, left out of the output; repeatable. \n and \t are understood."
 _BEST_OF_HELP = "Draw so many samples and write the n of best mean logprob, the best first. (default: n)"
 _SAMPLE_INDEX_HELP = "Number of a row's first sample; one seed, row id and number draw the same. (default: 0)"
+_THINKING_HELP = "Close the thinking part of an output after so many tokens, which --max-tokens counts too."
 _SPECIAL_HELP = "Leave special tokens out of the text. (default: on)"
 _LOGPROBS_MODE_HELP = "raw: the model's own; processed: after every control and filter. (default: raw)"
 _PROMPT_LOGPROBS_HELP = "Write raw logprobs of the prompt's tokens, with the K most likely ones."
@@ -96,6 +97,7 @@ def run(
     seed: Annotated[int | None, _generation(help="Same seed and row id: same outputs. (default: 0)")] = None,
     max_tokens: Annotated[int | None, _generation(help="Most new tokens an output; 0 for none. (default: 256)")] = None,
     min_tokens: Annotated[int | None, _generation(help="No end before so many new tokens.")] = None,
+    thinking_budget: Annotated[int | None, _generation(help=_THINKING_HELP)] = None,
     stop: Annotated[list[str] | None, _generation(help=_STOP_HELP)] = None,
     stop_token_ids: Annotated[list[int] | None, _generation(help="Token id to stop at; repeatable.")] = None,
     include_stop: Annotated[bool | None, _generation(help="Keep the stop string in the text.")] = None,

@@ -121,6 +121,7 @@ def answer(record: Mapping[str, Any], url: Any, model: str) -> dict[str, Any]:
                 "total_tokens": usage["prompt_tokens"] + usage["completion_tokens"],
                 "prompt_tokens_details": {"cached_tokens": usage["cached_tokens"]},
                 **{name: usage[name] for name in ("truncated_tokens",) if name in usage},
+                **_token_details(usage),
             },
         }
     return {
@@ -144,7 +145,7 @@ def _chat_body(record: Mapping[str, Any]) -> dict[str, Any]:
     choices = [
         {
             "index": output["index"],
-            "message": {"role": "assistant", "content": output["text"]},
+            "message": {"role": "assistant", "content": output["text"], **_reasoning(output)},
             "logprobs": output["logprobs"] and chat_logprobs(output["logprobs"]),
             "finish_reason": output["finish_reason"],
         }
@@ -153,11 +154,23 @@ def _chat_body(record: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": f"chatcmpl-{record['index']}", "object": "chat.completion", "choices": choices}
 
 
+def _reasoning(output: Mapping[str, Any]) -> dict[str, Any]:
+    """The thinking part, under the name that other servers give it."""
+    return {"reasoning_content": output["reasoning"]} if output.get("reasoning") is not None else {}
+
+
+def _token_details(usage: Mapping[str, Any]) -> dict[str, Any]:
+    if "reasoning_tokens" not in usage:
+        return {}
+    return {"completion_tokens_details": {"reasoning_tokens": usage["reasoning_tokens"]}}
+
+
 def _completion_body(record: Mapping[str, Any]) -> dict[str, Any]:
     choices = [
         {
             "index": output["index"],
             "text": output["text"],
+            **_reasoning(output),
             "logprobs": output["logprobs"] and completion_logprobs(output["logprobs"]),
             "finish_reason": output["finish_reason"],
         }

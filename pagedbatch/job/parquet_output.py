@@ -39,8 +39,10 @@ def schema() -> Any:
         ("cumulative_logprob", pa.float64()),
         ("score", pa.float64()),
         ("logprobs", scored),
+        ("reasoning", pa.string()),
     ]
-    usage = [(name, pa.int64()) for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "truncated_tokens")]
+    counts = ("prompt_tokens", "completion_tokens", "cached_tokens", "truncated_tokens", "reasoning_tokens")
+    usage = [(name, pa.int64()) for name in counts]
     return pa.schema(
         [
             ("id", pa.string()),

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagedbatch.engine.stopping import LENGTH, find_stop_string
+from pagedbatch.job.reasoning import split_reasoning
 from pagedbatch.job.rows import RowId
 from pagedbatch.job.token_bytes import TokenBytes
 from pagedbatch.outputs import CompletionOutput, PromptScores, RequestOutput, TopLogprobs
 from pagedbatch.params import GenerationParams
-from pagedbatch.sequence import Request
+from pagedbatch.sequence import Request, Thinking
 
 Record = dict[str, Any]
 
@@ -48,7 +49,8 @@ class RecordWriter:
         """The record of an answered row.
 
         It has `prompt_logprobs` where the row asked for them, `truncated_tokens` in its usage where its prompt was cut,
-        and a `note` where fewer outputs were possible than it asked for.
+        a `note` where fewer outputs were possible than it asked for, and `reasoning` beside the text of each output
+        where the chat template marks a thinking part.
         """
         params = request.params
         record: Record = {
@@ -63,6 +65,10 @@ class RecordWriter:
             },
             "error": None,
         }
+        if request.thinking is not None:
+            record["usage"]["reasoning_tokens"] = sum(
+                self._split_off_reasoning(written, params, request.thinking) for written in record["outputs"]
+            )
         if request.num_truncated_tokens:
             record["usage"]["truncated_tokens"] = request.num_truncated_tokens
         if output.prompt_scores is not None:
@@ -90,6 +96,14 @@ class RecordWriter:
             "score": _finite(completion.score),
             "logprobs": self._logprobs(completion, params.skip_special_tokens),
         }
+
+    def _split_off_reasoning(self, written: Record, params: GenerationParams, thinking: Thinking) -> int:
+        """Moves the thinking part of an output's text to a key of its own; gives how many tokens it has."""
+        split = split_reasoning(
+            written["text"], written["token_ids"], thinking, self._token_bytes, self._decode, params.skip_special_tokens
+        )
+        written["text"], written["reasoning"] = split.answer, split.reasoning
+        return split.num_tokens
 
     def _text(self, completion: CompletionOutput, params: GenerationParams) -> str:
         text = self._decode(completion.token_ids, params.skip_special_tokens)

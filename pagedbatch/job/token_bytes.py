@@ -45,6 +45,10 @@ class TokenBytes:
         self._special = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
         self.literal = lru_cache(maxsize=1 << 17)(self._literal)
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether texts can leave the token out."""
+        return token_id in self._special
+
     def shown(self, token_id: int, *, first: bool, skip_special_tokens: bool) -> bytes:
         """What a token adds to a text, whose `first` one it is or not: nothing where special tokens are left out."""
         return b"" if skip_special_tokens and token_id in self._special else self.literal(token_id, first)
