@@ -1,6 +1,6 @@
 """What a constraint is to the engine: a state for each sequence, which knows the tokens that may come next.
 
-Knows neither catalogs nor grammars. They are in `engine/catalog.py` and `model/grammar.py`.
+Knows none of them. They are in `engine/catalog.py`, `engine/thinking.py` and `model/grammar.py`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Allowed = AllowedIds | AllowedMask
 class ConstraintState(Protocol):
     """Where one sequence stands. It belongs to that sequence alone: a fork gets a state of its own."""
 
-    def allowed(self) -> Allowed:
-        """What may come next. End tokens are among it where the output may end here."""
+    def allowed(self) -> Allowed | None:
+        """What may come next; None: anything. End tokens are among it where the output may end here."""
 
     def advance(self, token_id: int) -> None:
         """Takes in a token that was allowed and ended nothing."""

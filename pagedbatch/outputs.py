@@ -49,7 +49,7 @@ class SampleTask(NamedTuple):
     """Draw one token for each of `sample_indices` from the last position of scheduled sequence `row`.
 
     More than one index stands only at the first position of a group with n > 1. `position` counts generated tokens.
-    `allowed` is what the row's constraint leaves; None: it has none.
+    `allowed` is what the row's constraint leaves; None: anything.
     """
 
     row: int
@@ -75,7 +75,7 @@ class BeamTask:
     num_candidates: int
     position: int
     histories: list[History] | None = None
-    allowed: list[Allowed] | None = None
+    allowed: list[Allowed | None] | None = None
     beam_group: int = 0
 
 

@@ -55,6 +55,8 @@ class GenerationParams:
     are numbered from `sample_index` on: a sample depends on the seed, the row's id and its number alone. `logprobs`
     K asks for the chosen token's logprob and the K most likely tokens of each position, `prompt_logprobs` K for the
     same of the prompt. `max_tokens` 0 generates nothing. `add_bos` None leaves BOS to the tokenizer.
+    `thinking_budget` None lets the thinking part of an output be as long as it likes.
+    `merge_end_tokens`: beams that differ in their end token alone are one, with the likeliest.
     `allowed_token_ids` empty allows all.
     """
 
@@ -89,6 +91,8 @@ class GenerationParams:
     system_to_user: bool = False
     length_penalty: float = 1.0
     early_stopping: bool | str = False
+    merge_end_tokens: bool = False
+    thinking_budget: int | None = None
     num_beam_groups: int = 1
     diversity_penalty: float | None = None
     """Diverse beam search: what a group's scores lose for each time that an earlier group went on with a token now."""
@@ -166,6 +170,8 @@ READERS: dict[str, Reader] = {
     "system_to_user": boolean,
     "length_penalty": number(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY),
     "early_stopping": early_stopping,
+    "merge_end_tokens": boolean,
+    "thinking_budget": integer(0, INT64),
     "num_beam_groups": integer(1, MAX_WIDTH),
     "diversity_penalty": number(0, MAX_ADDED),
 }

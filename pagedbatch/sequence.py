@@ -14,12 +14,21 @@ from pagedbatch.params import GenerationParams
 
 
 @dataclass(frozen=True, slots=True)
+class Thinking:
+    """The tags around the thinking part of a row's outputs. `is_open`: the prompt has written the opening one."""
+
+    opening: str
+    closing: str
+    is_open: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One input row, tokenised and checked.
 
     `rng_key` is a 64-bit number made from the seed and the row's id: with a sample index and a position it alone
     decides every random draw of the row. Lower `priority` values run first. `num_truncated_tokens` were cut off the
-    prompt.
+    prompt. `thinking` None: outputs are answers as a whole.
     """
 
     request_id: int
@@ -29,6 +38,7 @@ class Request:
     priority: int = 0
     constraint: Constraint | None = None
     num_truncated_tokens: int = 0
+    thinking: Thinking | None = None
 
     @property
     def computes_nothing(self) -> bool:

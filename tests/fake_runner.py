@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 
-from pagedbatch.constraint import Allowed, AllowedIds
+from pagedbatch.constraint import Allowed, AllowedMask
 from pagedbatch.outputs import (
     BeamResult,
     BeamTask,
@@ -72,7 +72,8 @@ class FakeRunner:
         """The tokens that may come, in order."""
         if allowed is None:
             return range(self.vocab_size)
-        assert isinstance(allowed, AllowedIds)
+        if isinstance(allowed, AllowedMask):
+            return [i for i in range(self.vocab_size) if allowed.words[i // 32] >> i % 32 & 1]
         return sorted(allowed.token_ids.tolist())
 
     def _draw(self, task: SampleTask, tokens: tuple[int | None, ...]) -> SampleResult:

@@ -17,6 +17,13 @@ def _token(token_id: int) -> dict[str, Any]:
     return {"token_id": token_id, "token": "t", "logprob": -0.5}
 
 
+def _fill_tokens(entries: list[dict[str, Any] | None]) -> None:
+    """Null where a token has no `bytes`."""
+    for entry in filter(None, entries):
+        entry.setdefault("bytes", None)
+        _fill_tokens(entry.get("top_logprobs", []))
+
+
 GOOD = {
     "id": 7,
     "index": 0,
@@ -30,7 +37,7 @@ GOOD = {
             "stop_reason": 2,
             "cumulative_logprob": -0.5,
             "score": None,
-            "logprobs": [{**_token(1), "top_logprobs": [_token(3)]}],
+            "logprobs": [{**_token(1), "bytes": [240, 159], "top_logprobs": [_token(3)]}],
         }
     ],
     "usage": {"prompt_tokens": 1, "completion_tokens": 2, "cached_tokens": 0, "truncated_tokens": 3},
@@ -62,7 +69,10 @@ def test_every_table_has_the_same_columns(tmp_path: Path, records: list[dict[str
         expected["id"] = None if record["id"] is None else str(record["id"])
         for output in expected["outputs"]:
             output["stop_reason"] = str(output["stop_reason"])
-        expected["usage"].setdefault("truncated_tokens", None)
+            output.setdefault("reasoning", None)
+            _fill_tokens(output["logprobs"])
+        _fill_tokens(expected.get("prompt_logprobs", []))
+        expected["usage"] = {"truncated_tokens": None, "reasoning_tokens": None} | expected["usage"]
         if "input" in expected:
             expected["input"] = json.dumps(expected["input"])
         assert row == dict.fromkeys(table.column_names) | expected

@@ -41,6 +41,7 @@ _TEMPERATURE_HELP = "0 is greedy. (default: the model's where it samples, else 0
 _STOP_HELP = r"Text to stop at, left out of the output; repeatable. \n and \t are understood."
 _BEST_OF_HELP = "Draw so many samples and write the n of best mean logprob, the best first. (default: n)"
 _SAMPLE_INDEX_HELP = "Number of a row's first sample; one seed, row id and number draw the same. (default: 0)"
+_THINKING_HELP = "Close the thinking part of an output after so many tokens, which --max-tokens counts too."
 _SPECIAL_HELP = "Leave special tokens out of the text. (default: on)"
 _LOGPROBS_MODE_HELP = "raw: the model's own; processed: after every control and filter. (default: raw)"
 _PROMPT_LOGPROBS_HELP = "Write raw logprobs of the prompt's tokens, with the K most likely ones."
@@ -51,6 +52,7 @@ _NGRAM_HELP = "No run of so many tokens twice; prompt and output count."
 _BAD_WORDS_HELP = "Text never to write, in these very tokens; repeatable. Rows may give lists of token ids."
 _ALLOWED_HELP = "Token id that may be written, and no other; repeatable. Give an end token too."
 _MAX_NUM_SEQS_HELP = "Most sequences at once; more samples of a row take turns, its beams don't. (default: 128)"
+_MERGE_HELP = "Beams that differ in their end token alone are one, with the likeliest; items of a catalog always are."
 _BEAM_GROUPS_HELP = "Diverse beam search: so many groups of beams, of one size, that avoid each other's tokens."
 _DIVERSITY_HELP = "Subtracted from a token's logprob for each beam of an earlier group that takes it at the same step."
 _WORKERS_HELP = "So many engines, one a GPU or a share of the CPUs, in processes of their own; sizes are those of each."
@@ -95,6 +97,7 @@ def run(
     seed: Annotated[int | None, _generation(help="Same seed and row id: same outputs. (default: 0)")] = None,
     max_tokens: Annotated[int | None, _generation(help="Most new tokens an output; 0 for none. (default: 256)")] = None,
     min_tokens: Annotated[int | None, _generation(help="No end before so many new tokens.")] = None,
+    thinking_budget: Annotated[int | None, _generation(help=_THINKING_HELP)] = None,
     stop: Annotated[list[str] | None, _generation(help=_STOP_HELP)] = None,
     stop_token_ids: Annotated[list[int] | None, _generation(help="Token id to stop at; repeatable.")] = None,
     include_stop: Annotated[bool | None, _generation(help="Keep the stop string in the text.")] = None,
@@ -113,6 +116,7 @@ def run(
     num_beams: Annotated[int | None, _beams(help="Beam search of this width; n outputs of it are written.")] = None,
     length_penalty: Annotated[float | None, _beams(help="score = logprob / length ** this. (default: 1.0)")] = None,
     early_stopping: Annotated[str | None, _beams(help="true, false or never. (default: false)")] = None,
+    merge_end_tokens: Annotated[bool | None, _beams(help=_MERGE_HELP)] = None,
     num_beam_groups: Annotated[int | None, _beams(help=_BEAM_GROUPS_HELP)] = None,
     diversity_penalty: Annotated[float | None, _beams(help=_DIVERSITY_HELP)] = None,
     constrain_to: Annotated[str | None, _constraints(metavar="FILE", help=_CATALOG_HELP)] = None,

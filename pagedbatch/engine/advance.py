@@ -100,6 +100,8 @@ class GroupAdvancer:
         for task, result in zip(tasks, results, strict=True):
             if params.diversity_penalty:
                 result = beam_search.diversify(result, taken, params.diversity_penalty, wanted)
+            if params.merge_end_tokens:
+                result = beam_search.merge_ends(result, self._stops.end_tokens(params))
             first = task.rows.start - tasks[0].rows.start
             moves += self._search(group, task, beams[first : first + len(task.rows)], result, taken)
         group.finished.sort(key=_score, reverse=True)

@@ -9,6 +9,9 @@ token included; the best `num_beams` candidates that do not end live on. `early_
 - "never": the same, but with a positive `length_penalty` a live beam is scored as if it kept its sum up to the length
   limit, so that the search stops only when nothing can improve.
 
+With `merge_end_tokens`, which Hugging Face does not have, candidates that differ in their end token alone count once,
+with the likeliest.
+
 Diverse beam search runs `num_beam_groups` such searches side by side, each with its own hypotheses and its own end, in
 order within a step: `diversify` lowers what earlier ones took.
 """
@@ -16,7 +19,7 @@ order within a step: `diversify` lowers what earlier ones took.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pagedbatch.outputs import BeamResult
@@ -65,14 +68,35 @@ def diversify(result: BeamResult, taken: Mapping[int, int], penalty: float, want
         untouched += losses[-1] == 0
         if untouched == wanted:
             break
-    scores = [score - loss for score, loss in zip(result.scores, losses, strict=False)]
-    order = sorted(range(len(scores)), key=lambda i: -scores[i])[:wanted]  # stable: an equal one keeps its place
+    lowered = replace(
+        result,
+        scores=[score - loss for score, loss in zip(result.scores, losses, strict=False)],
+        logprobs=[logprob - loss for logprob, loss in zip(result.logprobs, losses, strict=False)],
+    )
+    order = sorted(range(len(losses)), key=lambda i: -lowered.scores[i])  # stable: an equal one keeps its place
+    return _taken(lowered, order[:wanted])
+
+
+def merge_ends(result: BeamResult, end_token_ids: Container[int]) -> BeamResult:
+    """The candidates without those that differ from a better one in their end token alone."""
+    kept, ended = [], set()
+    for i, (parent, token_id) in enumerate(zip(result.parents, result.token_ids, strict=True)):
+        if token_id not in end_token_ids:
+            kept.append(i)
+        elif parent not in ended:
+            kept.append(i)
+            ended.add(parent)
+    return _taken(result, kept)
+
+
+def _taken(result: BeamResult, candidates: list[int]) -> BeamResult:
+    """These of a result's candidates, in this order."""
     return replace(
         result,
-        parents=[result.parents[i] for i in order],
-        token_ids=[result.token_ids[i] for i in order],
-        scores=[scores[i] for i in order],
-        logprobs=[result.logprobs[i] - losses[i] for i in order],
+        parents=[result.parents[i] for i in candidates],
+        token_ids=[result.token_ids[i] for i in candidates],
+        scores=[result.scores[i] for i in candidates],
+        logprobs=[result.logprobs[i] for i in candidates],
     )
 
 

@@ -252,7 +252,7 @@ def _finished(group: SequenceGroup) -> RequestOutput:
         if group.params.best_of is not None:
             group.finished.sort(key=lambda sequence: -sequence.mean_logprob)  # stable: the lower index wins a tie
     if group.params.num_beam_groups > 1:
-        group.finished = _distinct(group.finished)
+        group.finished = _distinct(group.finished, group.params.merge_end_tokens)
     outputs = [_completion(index, sequence, group) for index, sequence in enumerate(group.finished[: group.params.n])]
     if group.params.max_tokens == 0:
         outputs = [_empty_completion(index, group) for index in range(group.params.n)]
@@ -271,11 +271,13 @@ def _empty_completion(index: int, group: SequenceGroup) -> CompletionOutput:
     return CompletionOutput(index, [], [], 0.0, LENGTH.reason, LENGTH.stop_reason, top_logprobs=top_logprobs)
 
 
-def _distinct(hypotheses: list[FinishedSequence]) -> list[FinishedSequence]:
+def _distinct(hypotheses: list[FinishedSequence], merge_end_tokens: bool) -> list[FinishedSequence]:
     """Without those that another beam group found too; the best first, and the first of equals stays."""
     found: dict[tuple[int, ...], FinishedSequence] = {}
     for hypothesis in hypotheses:
-        found.setdefault(tuple(output_token_ids(hypothesis.tail)), hypothesis)
+        ends_in_token = merge_end_tokens and isinstance(hypothesis.stop_reason, int)
+        text_end = hypothesis.tail.parent if ends_in_token else hypothesis.tail
+        found.setdefault(tuple(output_token_ids(text_end)), hypothesis)
     return list(found.values())
 
 

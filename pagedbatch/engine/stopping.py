@@ -37,12 +37,14 @@ class StopChecker:
         self.eos_token_ids = eos_token_ids
         self._detokenize = detokenize
 
+    def end_tokens(self, params: GenerationParams) -> frozenset[int]:
+        """The tokens that end an output of this request."""
+        own = frozenset(params.stop_token_ids)
+        return own if params.ignore_eos else own | self.eos_token_ids
+
     def num_end_tokens(self, params: GenerationParams) -> int:
         """How many different tokens end an output of this request."""
-        end_tokens = set(params.stop_token_ids)
-        if not params.ignore_eos:
-            end_tokens |= self.eos_token_ids
-        return len(end_tokens)
+        return len(self.end_tokens(params))
 
     def check(self, params: GenerationParams, parent: TokenNode | None, token_id: int) -> Finish | None:
         """Whether `token_id` after the history `parent` completes the output, and why."""

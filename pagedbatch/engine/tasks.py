@@ -27,9 +27,11 @@ def add_tasks(group: SequenceGroup, rows: list[int], plan: StepPlan, stops: Stop
     histories = None
     if group.reads_history:
         histories = [History(group.prompt_token_ids, output_token_ids(seq.tail)) for seq in group.sequences]
-    allowed = None
+    allowed: list[Allowed | None] | None = None
     if group.request.constraint is not None:
         allowed = [seq.constraint.allowed() for seq in group.sequences if seq.constraint is not None]
+        if all(own is None for own in allowed):
+            allowed = None
     if params.use_beam_search:
         _add_searches(group, rows, histories, allowed, plan, stops)
         return
@@ -47,7 +49,7 @@ def _add_searches(
     group: SequenceGroup,
     rows: list[int],
     histories: list[History] | None,
-    allowed: list[Allowed] | None,
+    allowed: list[Allowed | None] | None,
     plan: StepPlan,
     stops: StopChecker,
 ) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,6 +126,16 @@ def _schema_source(value: Any, name: str) -> GrammarSource:
     if problem is not None:
         raise RowError(f"{name}: outputs can't be held to {problem}")
     return GrammarSource("json_schema", json.dumps(value), name)
+
+
+def fit_to_constraint(params: GenerationParams, constraint: Constraint | None) -> GenerationParams:
+    """The parameters of a row with this constraint.
+
+    Where the constraint is a catalog, no blocks are kept for what can't come, and an item comes once, whatever its end.
+    """
+    if constraint is None or constraint.max_tokens is None:
+        return params
+    return replace(params, max_tokens=constraint.max_tokens, merge_end_tokens=True)
 
 
 class ConstraintBuilder:

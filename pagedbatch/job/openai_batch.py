@@ -10,6 +10,7 @@ from typing import Any
 
 from pagedbatch.errors import RowError
 from pagedbatch.job.messages import short
+from pagedbatch.job.openai_logprobs import chat_logprobs, completion_logprobs
 from pagedbatch.params import READERS
 
 CHAT_URL = "/v1/chat/completions"
@@ -120,6 +121,7 @@ def answer(record: Mapping[str, Any], url: Any, model: str) -> dict[str, Any]:
                 "total_tokens": usage["prompt_tokens"] + usage["completion_tokens"],
                 "prompt_tokens_details": {"cached_tokens": usage["cached_tokens"]},
                 **{name: usage[name] for name in ("truncated_tokens",) if name in usage},
+                **_token_details(usage),
             },
         }
     return {
@@ -143,8 +145,8 @@ def _chat_body(record: Mapping[str, Any]) -> dict[str, Any]:
     choices = [
         {
             "index": output["index"],
-            "message": {"role": "assistant", "content": output["text"]},
-            "logprobs": output["logprobs"] and {"content": [_chat_token(token) for token in output["logprobs"]]},
+            "message": {"role": "assistant", "content": output["text"], **_reasoning(output)},
+            "logprobs": output["logprobs"] and chat_logprobs(output["logprobs"]),
             "finish_reason": output["finish_reason"],
         }
         for output in record["outputs"]
@@ -152,11 +154,15 @@ def _chat_body(record: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": f"chatcmpl-{record['index']}", "object": "chat.completion", "choices": choices}
 
 
-def _chat_token(token: Mapping[str, Any]) -> dict[str, Any]:
-    written = {"token": token["token"], "logprob": token["logprob"], "bytes": list(token["token"].encode())}
-    if "top_logprobs" in token:
-        written["top_logprobs"] = [_chat_token(other) for other in token["top_logprobs"]]
-    return written
+def _reasoning(output: Mapping[str, Any]) -> dict[str, Any]:
+    """The thinking part, under the name that other servers give it."""
+    return {"reasoning_content": output["reasoning"]} if output.get("reasoning") is not None else {}
+
+
+def _token_details(usage: Mapping[str, Any]) -> dict[str, Any]:
+    if "reasoning_tokens" not in usage:
+        return {}
+    return {"completion_tokens_details": {"reasoning_tokens": usage["reasoning_tokens"]}}
 
 
 def _completion_body(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,17 +170,10 @@ def _completion_body(record: Mapping[str, Any]) -> dict[str, Any]:
         {
             "index": output["index"],
             "text": output["text"],
-            "logprobs": output["logprobs"] and _completion_logprobs(output["logprobs"]),
+            **_reasoning(output),
+            "logprobs": output["logprobs"] and completion_logprobs(output["logprobs"]),
             "finish_reason": output["finish_reason"],
         }
         for output in record["outputs"]
     ]
     return {"id": f"cmpl-{record['index']}", "object": "text_completion", "choices": choices}
-
-
-def _completion_logprobs(tokens: list[Mapping[str, Any]]) -> dict[str, Any]:
-    return {
-        "tokens": [token["token"] for token in tokens],
-        "token_logprobs": [token["logprob"] for token in tokens],
-        "top_logprobs": [{other["token"]: other["logprob"] for other in token["top_logprobs"]} for token in tokens],
-    }

@@ -23,7 +23,12 @@ def schema() -> Any:
     """
     import pyarrow as pa
 
-    token = [("token_id", pa.int64()), ("token", pa.string()), ("logprob", pa.float64())]
+    token = [
+        ("token_id", pa.int64()),
+        ("token", pa.string()),
+        ("logprob", pa.float64()),
+        ("bytes", pa.list_(pa.uint8())),
+    ]
     scored = pa.list_(pa.struct([*token, ("top_logprobs", pa.list_(pa.struct(token)))]))
     output = [
         ("index", pa.int64()),
@@ -34,8 +39,10 @@ def schema() -> Any:
         ("cumulative_logprob", pa.float64()),
         ("score", pa.float64()),
         ("logprobs", scored),
+        ("reasoning", pa.string()),
     ]
-    usage = [(name, pa.int64()) for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "truncated_tokens")]
+    counts = ("prompt_tokens", "completion_tokens", "cached_tokens", "truncated_tokens", "reasoning_tokens")
+    usage = [(name, pa.int64()) for name in counts]
     return pa.schema(
         [
             ("id", pa.string()),

@@ -13,11 +13,12 @@ from typing import Any
 
 from pagedbatch.constraint import Constraint
 from pagedbatch.errors import ParamError, RowError, UsageError
-from pagedbatch.job.constraints import ConstraintBuilder, ConstraintSource
+from pagedbatch.job.constraints import ConstraintBuilder, ConstraintSource, fit_to_constraint
 from pagedbatch.job.encoder import PromptEncoder, checked_messages
 from pagedbatch.job.messages import short
 from pagedbatch.job.openai_batch import is_batch_row, plain_fields
 from pagedbatch.job.rows import Row, id_hash, look_up
+from pagedbatch.job.thinking import ThinkingRules
 from pagedbatch.params import READERS, GenerationParams, resolve
 from pagedbatch.readers import INT64, BadWord, integer
 from pagedbatch.sequence import Request
@@ -78,12 +79,15 @@ class PromptBuilder:
     ) -> None:
         self._tokenizer = tokenizer
         self._encoder = PromptEncoder(tokenizer, chat=chat, notice=notice)
+        self._chat = chat
         self._limits = limits
         self._model_defaults = model_defaults
         self._run_settings = run_settings
         self._prompt_column = prompt_column
         self._prompt_template = prompt_template
         self._template_fields = template_fields(prompt_template) if prompt_template is not None else ()
+        eos_token_ids = frozenset(i for i in limits.eos_token_ids if i < limits.vocab_size)
+        self._thinking = ThinkingRules(tokenizer, limits.vocab_size, eos_token_ids)
         self._constraints = ConstraintBuilder(tokenizer, limits.vocab_size, limits.eos_token_ids, run_constraint)
 
     def request(self, row: Row) -> Request:
@@ -102,13 +106,16 @@ class PromptBuilder:
             prompt = self._encoder.truncate(whole, params, self._limits.max_model_len)
             priority = _priority(fields.get("priority"))
             params = self._fit(params, len(prompt))
-            constraint = self.constraint(fields, params)
-            if constraint is not None and constraint.max_tokens is not None:
-                params = replace(params, max_tokens=constraint.max_tokens)  # no blocks for what can't come
+            thinking = self._thinking.part(prompt, params, is_chat=self._is_chat(fields))
+            constraint = self._thinking.constraint(thinking, params, lambda own: self.constraint(fields, own))
+            if constraint is not None and params.thinking_budget is None:
+                thinking = None  # it holds the output from its first token on: that is the answer
+            params = fit_to_constraint(params, constraint)
         except RowError as error:
             raise RowError(f"{row.place}: {error}") from None
         num_truncated = len(whole) - len(prompt)
-        return Request(row.index, prompt, params, id_hash(row.id, params.seed), priority, constraint, num_truncated)
+        rng_key = id_hash(row.id, params.seed)
+        return Request(row.index, prompt, params, rng_key, priority, constraint, num_truncated, thinking)
 
     def constraint(self, fields: Mapping[str, Any], params: GenerationParams) -> Constraint | None:
         """What a row's outputs must obey: its own constraint, else the run's.
@@ -135,6 +142,7 @@ class PromptBuilder:
             ("allowed_token_ids", params.allowed_token_ids),
         ):
             self._check_vocabulary(name, token_ids)
+        self._thinking.check_budget(params)
         return params
 
     def _encoded(self, words: tuple[BadWord, ...]) -> tuple[tuple[int, ...], ...]:
@@ -189,6 +197,12 @@ class PromptBuilder:
         if not isinstance(value, str):
             raise RowError(f"prompt must be text, got {short(value)}")
         return encode(value, params)
+
+    def _is_chat(self, fields: Mapping[str, Any]) -> bool:
+        """Whether the chat template makes the row's prompt."""
+        if self._prompt_column is not None or self._prompt_template is not None or fields.get("prompt") is not None:
+            return self._chat
+        return fields.get("messages") is not None
 
     def _checked_token_ids(self, value: Any) -> list[int]:
         if not isinstance(value, list) or not all(type(token_id) is int for token_id in value):

@@ -7,14 +7,15 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 from pagedbatch.engine.stopping import LENGTH, find_stop_string
+from pagedbatch.job.reasoning import split_reasoning
 from pagedbatch.job.rows import RowId
+from pagedbatch.job.token_bytes import TokenBytes
 from pagedbatch.outputs import CompletionOutput, PromptScores, RequestOutput, TopLogprobs
 from pagedbatch.params import GenerationParams
-from pagedbatch.sequence import Request
+from pagedbatch.sequence import Request, Thinking
 
 Record = dict[str, Any]
 
@@ -42,13 +43,14 @@ class RecordWriter:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._token_text = lru_cache(maxsize=1 << 16)(self._decode_token)
+        self._token_bytes = TokenBytes(tokenizer)
 
     def ok_record(self, row_id: RowId | None, output: RequestOutput, request: Request) -> Record:
         """The record of an answered row.
 
         It has `prompt_logprobs` where the row asked for them, `truncated_tokens` in its usage where its prompt was cut,
-        and a `note` where fewer outputs were possible than it asked for.
+        a `note` where fewer outputs were possible than it asked for, and `reasoning` beside the text of each output
+        where the chat template marks a thinking part.
         """
         params = request.params
         record: Record = {
@@ -63,6 +65,10 @@ class RecordWriter:
             },
             "error": None,
         }
+        if request.thinking is not None:
+            record["usage"]["reasoning_tokens"] = sum(
+                self._split_off_reasoning(written, params, request.thinking) for written in record["outputs"]
+            )
         if request.num_truncated_tokens:
             record["usage"]["truncated_tokens"] = request.num_truncated_tokens
         if output.prompt_scores is not None:
@@ -76,7 +82,8 @@ class RecordWriter:
 
     def _prompt_logprobs(self, token_ids: list[int], scores: PromptScores) -> list[Record | None]:
         """One entry a prompt token; null for the first one, which nothing comes before."""
-        return [None, *self._scored(token_ids[1:], scores.logprobs, scores.top_logprobs)]
+        pieces = [(self._token_bytes.literal(token_id, False), False) for token_id in token_ids[1:]]
+        return [None, *self._scored(token_ids[1:], scores.logprobs, scores.top_logprobs, pieces, False)]
 
     def _completion(self, completion: CompletionOutput, params: GenerationParams) -> Record:
         return {
@@ -87,8 +94,16 @@ class RecordWriter:
             "stop_reason": completion.stop_reason,
             "cumulative_logprob": _finite(completion.cumulative_logprob),
             "score": _finite(completion.score),
-            "logprobs": self._logprobs(completion),
+            "logprobs": self._logprobs(completion, params.skip_special_tokens),
         }
+
+    def _split_off_reasoning(self, written: Record, params: GenerationParams, thinking: Thinking) -> int:
+        """Moves the thinking part of an output's text to a key of its own; gives how many tokens it has."""
+        split = split_reasoning(
+            written["text"], written["token_ids"], thinking, self._token_bytes, self._decode, params.skip_special_tokens
+        )
+        written["text"], written["reasoning"] = split.answer, split.reasoning
+        return split.num_tokens
 
     def _text(self, completion: CompletionOutput, params: GenerationParams) -> str:
         text = self._decode(completion.token_ids, params.skip_special_tokens)
@@ -121,23 +136,41 @@ class RecordWriter:
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
-    def _logprobs(self, completion: CompletionOutput) -> list[Record] | None:
+    def _logprobs(self, completion: CompletionOutput, skip_special_tokens: bool) -> list[Record] | None:
         if completion.top_logprobs is None:
             return None
-        return self._scored(completion.token_ids, completion.token_logprobs, completion.top_logprobs)
+        token_ids = completion.token_ids
+        pieces = self._token_bytes.of_output(token_ids, skip_special_tokens=skip_special_tokens)
+        return self._scored(token_ids, completion.token_logprobs, completion.top_logprobs, pieces, skip_special_tokens)
 
-    def _scored(self, token_ids: list[int], logprobs: list[float], tops: list[TopLogprobs]) -> list[Record]:
+    def _scored(
+        self,
+        token_ids: list[int],
+        logprobs: list[float],
+        tops: list[TopLogprobs],
+        pieces: list[tuple[bytes, bool]],
+        skip_special_tokens: bool,
+    ) -> list[Record]:
+        """An entry a token. `pieces`: what each adds to the text, and whether it stands first there."""
         return [
-            {**self._token(token_id, logprob), "top_logprobs": [self._token(*entry) for entry in top]}
-            for token_id, logprob, top in zip(token_ids, logprobs, tops, strict=True)
+            {
+                **self._token(token_id, logprob, first, piece),
+                "top_logprobs": [self._alternative(*entry, first, skip_special_tokens) for entry in top],
+            }
+            for token_id, logprob, top, (piece, first) in zip(token_ids, logprobs, tops, pieces, strict=True)
         ]
 
-    def _token(self, token_id: int, logprob: float) -> Record:
-        return {"token_id": token_id, "token": self._token_text(token_id), "logprob": _finite(logprob)}
+    def _alternative(self, token_id: int, logprob: float, first: bool, skip_special_tokens: bool) -> Record:
+        piece = self._token_bytes.shown(token_id, first=first, skip_special_tokens=skip_special_tokens)
+        return self._token(token_id, logprob, first, piece)
 
-    def _decode_token(self, token_id: int) -> str:
-        text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
-        return text
+    def _token(self, token_id: int, logprob: float, first: bool, piece: bytes) -> Record:
+        """`bytes` stand where they aren't those of the token's text: parts of characters, tokens that aren't shown."""
+        text = self._token_bytes.literal(token_id, first).decode(errors="replace")
+        entry: Record = {"token_id": token_id, "token": text, "logprob": _finite(logprob)}
+        if piece != text.encode():
+            entry["bytes"] = list(piece)
+        return entry
 
 
 def _is_half_a_character(data: bytes) -> bool:
