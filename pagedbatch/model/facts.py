@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from pagedbatch.model.context_length import context_length
 from pagedbatch.model.kv_cache import cache_shape
-from pagedbatch.model.support import max_model_len, sliding_windows, what_is_missing
+from pagedbatch.model.support import sliding_windows, what_is_missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ def model_facts(config: Any) -> ModelFacts:
         num_heads=config.num_attention_heads,
         num_kv_heads=shape.num_kv_heads,
         head_size=shape.head_size,
-        max_model_len=max_model_len(config),
+        max_model_len=context_length(config).tokens,
         vocab_size=config.vocab_size,
         windows=_windows(config),
         softcap=getattr(config, "attn_logit_softcapping", None),
