@@ -148,7 +148,10 @@ def refuse_misfits(source: ModelSource, config: Any, report: Mapping[str, Any]) 
     """
     misfits = sorted(f"{name} (stored {_size(stored)}, wanted {_size(wanted)})"
                      for name, stored, wanted in report["mismatched_keys"])  # fmt: skip
-    for names, problem in ((misfits, "have another shape than its config says"), (report["missing_keys"], "are missing")):
+    for names, problem in (
+        (misfits, "have another shape than its config says"),
+        (report["missing_keys"], "are missing"),
+    ):
         if names:
             raise UsageError(f"model {source.name!r} can't be loaded: weights {problem}: {_first(names)}")
     _refuse_unused(source, config, report["unexpected_keys"])
@@ -167,7 +170,9 @@ def _first(names: Collection[str]) -> str:
 def _is_beyond(name: str, config: Any) -> bool:
     """Whether it belongs to a layer that the config does not count."""
     text = config.get_text_config(decoder=True)
-    ahead = getattr(text, "num_nextn_predict_layers", None) or 0  # layers that guess tokens ahead, stored behind the last
+    ahead = (
+        getattr(text, "num_nextn_predict_layers", None) or 0
+    )  # layers that guess tokens ahead, stored behind the last
     found = _LAYER.search(name)
     return found is not None and int(found[1]) >= text.num_hidden_layers + ahead
 
@@ -185,7 +190,9 @@ def _refuse_unused(source: ModelSource, config: Any, names: Collection[str]) -> 
 
 def _harmful(names: Collection[str], config: Any) -> Iterator[str]:
     text = config.get_text_config(decoder=True)
-    ahead = range(text.num_hidden_layers, text.num_hidden_layers + (getattr(text, "num_nextn_predict_layers", None) or 0))
+    ahead = range(
+        text.num_hidden_layers, text.num_hidden_layers + (getattr(text, "num_nextn_predict_layers", None) or 0)
+    )
     for name in names:
         layer = _LAYER.search(name)
         is_ahead = layer is not None and int(layer[1]) in ahead

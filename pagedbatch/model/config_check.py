@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -33,7 +33,7 @@ class Rule:
     null: bool = False
 
 
-def is_integer(value: Any) -> bool:
+def is_integer(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -113,7 +113,9 @@ _RULES: dict[str, Rule] = {
     "hidden_act": _TEXT,
     "activation_function": _TEXT,
     **dict.fromkeys(("hidden_size", "intermediate_size", "num_attention_heads", "n_embd", "n_head", "ffn_dim"), _WIDTH),
-    **dict.fromkeys(("num_key_value_heads", "head_dim", "n_inner", "word_embed_proj_dim", "rotary_dim"), _WIDTH_OR_NULL),
+    **dict.fromkeys(
+        ("num_key_value_heads", "head_dim", "n_inner", "word_embed_proj_dim", "rotary_dim"), _WIDTH_OR_NULL
+    ),
     **dict.fromkeys(("num_hidden_layers", "n_layer"), _LAYERS),
     **dict.fromkeys(("max_position_embeddings", "n_positions"), _TOKENS),
     **dict.fromkeys(("sliding_window", "original_max_position_embeddings"), _TOKENS_OR_NULL),
@@ -132,9 +134,7 @@ _ROPE_RULES: dict[str, Rule] = {
     "rope_type": _TEXT,
     "type": _TEXT,
     "rope_theta": _ABOVE_0_OR_NULL,
-    "factor": _number(
-        f"above 0 and at most {_MOST_FACTOR:,}", lambda value: 0 < value <= _MOST_FACTOR, null=True
-    ),
+    "factor": _number(f"above 0 and at most {_MOST_FACTOR:,}", lambda value: 0 < value <= _MOST_FACTOR, null=True),
     "original_max_position_embeddings": _TOKENS_OR_NULL,
     "partial_rotary_factor": _SHARE,
     "attention_factor": _number("of 0 or more", lambda value: value >= 0, null=True),
@@ -204,11 +204,14 @@ def check_built_config(config: Any, place: str) -> None:
         raise UsageError(f"{place}: num_attention_heads {heads} does not divide hidden_size {hidden}")
     kinds = getattr(config, "layer_types", None)
     if isinstance(kinds, list) and len(kinds) != config.num_hidden_layers:
-        raise UsageError(f"{place}: layer_types names {len(kinds)} layers, num_hidden_layers is {config.num_hidden_layers}")
+        raise UsageError(
+            f"{place}: layer_types names {len(kinds)} layers, num_hidden_layers is {config.num_hidden_layers}"
+        )
     padding = getattr(config, "pad_token_id", None)
     if padding is not None and not (is_integer(padding) and -config.vocab_size <= padding < config.vocab_size):
         raise UsageError(f"{place}: pad_token_id {shown(padding)} lies outside the vocabulary of {config.vocab_size}")
     _check_experts(config, place)
+    _check_longrope(config, hidden // heads, place)
     _check_names(config, place)
 
 
@@ -216,7 +219,7 @@ def _positive(config: Any, name: str, place: str) -> int:
     value = getattr(config, name, None)
     if not is_integer(value) or value < 1:
         raise UsageError(f"{place}: {name} must be an integer of at least 1, got {shown(value)}")
-    return int(value)
+    return value
 
 
 def _check_experts(config: Any, place: str) -> None:
@@ -226,6 +229,15 @@ def _check_experts(config: Any, place: str) -> None:
     for name, number in present:
         if is_integer(chosen) and is_integer(number) and not 1 <= chosen <= number:
             raise UsageError(f"{place}: {chosen} experts a token (num_experts_per_tok) of {name} {number}")
+
+
+def _check_longrope(config: Any, head_size: int, place: str) -> None:
+    rope = getattr(config, "rope_parameters", None) or {}
+    rotated = int((getattr(config, "head_dim", None) or head_size) * (rope.get("partial_rotary_factor") or 1.0))
+    for key in ("short_factor", "long_factor"):
+        factors = rope.get(key)
+        if isinstance(factors, list) and len(factors) != rotated // 2:
+            raise UsageError(f"{place}: {key} must hold {rotated // 2} numbers, one per frequency, got {len(factors)}")
 
 
 def _check_names(config: Any, place: str) -> None:

@@ -78,4 +78,6 @@ def beyond_config(config: Any, asked: int | None) -> str | None:
     longest = context_length(config).tokens
     if asked is None or asked <= longest:
         return None
-    return f"--max-model-len {asked} is more than the {longest} tokens of this model's config: what is beyond may be poor"
+    return (
+        f"--max-model-len {asked} is more than the {longest} tokens of this model's config: what is beyond may be poor"
+    )

@@ -41,6 +41,8 @@ def one_line_errors(what: str) -> Iterator[None]:
 
 def reason(error: BaseException) -> str:
     """What an error says, on one line."""
+    if type(error).__name__.startswith("StrictDataclass") and error.__cause__ is not None:
+        return " ".join(str(error.__cause__).split())  # it names the field; around it stand names of classes
     text = " ".join(str(error).split())
     if len(text) > _MOST_CHARACTERS:
         text = f"{text[: _MOST_CHARACTERS - 3]}..."

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -45,8 +46,9 @@ class ModelDefaults:
     """What a model says about itself before its weights are loaded.
 
     `generation` holds values for `GenerationParams` fields from the model's generation_config; `left_out` names what it
-    sets beside these and has no counterpart here, `generation_place` is the file. `window` is the largest attention window where every layer has one;
-    `dtype` that of the checkpoint, where the config says it. `remarks` are lines that the user should see.
+    sets beside these and has no counterpart here, `generation_place` is the file. `window` is the largest attention
+    window where every layer has one; `dtype` that of the checkpoint, where the config says it. `remarks` are lines that
+    the user should see.
     """
 
     generation: dict[str, Any]
@@ -111,7 +113,12 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Any:
     Raises:
         UsageError: there is no such model, it has no tokenizer, or a broken one.
     """
-    return load_tokenizer_of(find_model(model), trust_remote_code=trust_remote_code)
+    source = find_model(model)
+    try:
+        return load_tokenizer_of(source, trust_remote_code=trust_remote_code)
+    except UsageError:
+        whole_config(source, trust_remote_code=trust_remote_code)  # which the library reads first
+        raise
 
 
 def model_defaults(
@@ -145,7 +152,7 @@ def model_defaults(
     generation = GenerationDefaults()
     if use_generation_config:
         check_generation_config(raw, place)
-        generation = take_over(GenerationConfig.from_dict(raw), longest)
+        generation = take_over(SimpleNamespace(**raw), longest)
     dtype = getattr(config, "dtype", None)
     return ModelDefaults(
         generation=generation.values,
@@ -212,6 +219,7 @@ def load_model(
             use_safetensors=None if source.gguf is not None else True,
             trust_remote_code=trust_remote_code,
             ignore_mismatched_sizes=True,  # they are refused below, by name
+            generation_config=GenerationConfig(),  # so that the model's, which was read already, is not
             output_loading_info=True,
         )
         refuse_misfits(source, loaded.config, report)

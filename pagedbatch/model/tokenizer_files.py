@@ -82,7 +82,9 @@ def _check_settings(source: ModelSource) -> None:
             token = settings.get(key)
             content = token.get("content") if isinstance(token, dict) else token
             if token is not None and not isinstance(content, str):
-                raise UsageError(f"{source.file(name)}: {key} must be a text or an object with a content, got {shown(token)}")
+                raise UsageError(
+                    f"{source.file(name)}: {key} must be a text or an object with a content, got {shown(token)}"
+                )
 
 
 def _from_library(source: ModelSource, *, trust_remote_code: bool) -> Any:

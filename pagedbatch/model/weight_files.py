@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -178,7 +178,7 @@ def _read_tensor(entry: Any, name: str, file: Path) -> StoredTensor:
     return StoredTensor(tuple(shape), known, file)
 
 
-def _are_counts(value: Any) -> bool:
+def _are_counts(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(is_integer(item) and item >= 0 for item in value)
 
 
