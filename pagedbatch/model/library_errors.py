@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import logging
 import warnings
 from collections.abc import Iterator
@@ -55,13 +56,13 @@ def reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No loading bars and no notes from the library: progress is ours to show."""
+    """No loading bars and no notes from libraries: progress is ours to show."""
     level = hf_logging.get_verbosity()
     bars = hf_logging.is_progress_bar_enabled()
     hf_logging.set_verbosity(logging.ERROR)
     hf_logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
