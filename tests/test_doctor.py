@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from pagedbatch.cli.app import app
 from pagedbatch.model.facts import model_facts
-from pagedbatch.model.support import common_window, max_model_len, sliding_windows, what_is_missing
+from pagedbatch.model.context_length import max_model_len
+from pagedbatch.model.support import common_window, sliding_windows, what_is_missing
 
 
 def test_a_supported_model(rand_model_path: Path) -> None:

@@ -7,9 +7,13 @@ import importlib.util
 import platform
 import shutil
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from pagedbatch.model.facts import ModelFacts
+    from pagedbatch.model.inspection import Inspection
 
 _PACKAGES = ("torch", "transformers", "triton", "datasets", "tokenizers", "safetensors", "zstandard", "gguf")
 
@@ -17,7 +21,7 @@ _PACKAGES = ("torch", "transformers", "triton", "datasets", "tokenizers", "safet
 def doctor(
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", show_default=False, help="Also tell, from its config alone, if this model runs."),
+        typer.Option("--model", "-m", show_default=False, help="Also tell, from its files, if this model runs."),
     ] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run the model's own configuration code.")
@@ -26,16 +30,19 @@ def doctor(
     """Tell what this machine can do, and with --model whether that model can run here."""
     from rich.console import Console
 
+    from pagedbatch.job.hub import go_offline_if_needed
+
+    if model is not None:
+        go_offline_if_needed(model)
     console = Console()
     _print(console, "this machine", _machine())
     if model is None:
         return 0
-    from pagedbatch.model.facts import model_facts
-    from pagedbatch.model.loader import load_config
+    from pagedbatch.model.inspection import inspect_model
 
-    facts = model_facts(load_config(model, trust_remote_code=trust_remote_code))
-    _print(console, f"model {model}", _model(facts))
-    return 0 if facts.missing is None else 1
+    found = inspect_model(model, trust_remote_code=trust_remote_code)
+    _print(console, f"model {model}", _model(found))
+    return 1 if found.problems else 0
 
 
 def _machine() -> Iterator[tuple[str, str]]:
@@ -70,11 +77,22 @@ def _versions() -> Iterator[str]:
             yield f"{name} {importlib.metadata.version(name)}"
 
 
-def _model(facts: Any) -> Iterator[tuple[str, str]]:
+def _model(found: Inspection) -> Iterator[tuple[str, str]]:
+    yield "type", found.model_type
+    yield "verdict", f"can't run here: {found.problems[0]}" if found.problems else "runs here"
+    for problem in found.problems[1:]:
+        yield "also", problem
+    if found.quantisation is not None:
+        yield "quantised", found.quantisation
+    if found.weights is not None:
+        yield "weights", found.weights
+    if found.facts is not None:
+        yield from _facts(found.facts)
+
+
+def _facts(facts: ModelFacts) -> Iterator[tuple[str, str]]:
     import torch
 
-    yield "type", facts.model_type
-    yield "verdict", "runs here" if facts.missing is None else f"can't run here: {facts.missing}"
     heads = f"{facts.num_heads} heads, {facts.num_kv_heads} KV heads of size {facts.head_size}"
     yield "attention", f"{facts.num_layers} layers, {heads}"
     if facts.windows:
@@ -83,7 +101,8 @@ def _model(facts: Any) -> Iterator[tuple[str, str]]:
         yield "soft cap", f"{facts.softcap:g}"
     if facts.has_sinks:
         yield "sinks", "a learned one a head"
-    yield "limit", f"{facts.max_model_len} tokens a sequence, vocabulary of {facts.vocab_size}"
+    note = "" if facts.limit_note is None else f" ({facts.limit_note})"
+    yield "limit", f"{facts.max_model_len} tokens a sequence{note}, vocabulary of {facts.vocab_size}"
     sizes = [f"{facts.token_bytes(dtype):,} bytes in {str(dtype)[6:]}" for dtype in (torch.bfloat16, torch.float32)]
     yield "KV a token", ", ".join(sizes)
 

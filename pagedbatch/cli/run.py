@@ -37,6 +37,8 @@ _TRUNCATE_HELP = (
     "left or right cuts a prompt too long for an output, down to half the context at most. (default: error)"
 )
 _CONFIG_HELP = "auto or none: whether the model's defaults count; its end tokens always do. (default: auto)"
+_ADAPTER_HELP = "Take a model's own weights where an adapter lies beside them; without this it is refused."
+_MODEL_LEN_HELP = "Most tokens per sequence, prompt included. (default: what the model's config says)"
 _TEMPERATURE_HELP = "0 is greedy. (default: the model's where it samples, else 0, or 1.0 for n > 1)"
 _STOP_HELP = r"Text to stop at, left out of the output; repeatable. \n and \t are understood."
 _BEST_OF_HELP = "Draw so many samples and write the n of best mean logprob, the best first. (default: n)"
@@ -87,6 +89,7 @@ def run(
     max_line_bytes: Annotated[str | None, _input(help=_LINE_HELP)] = None,
     strict: Annotated[bool | None, _input("--strict", help=_STRICT_HELP)] = None,
     trust_remote_code: Annotated[bool | None, _input("--trust-remote-code", help="Run the model's own code.")] = None,
+    ignore_adapter: Annotated[bool | None, _input("--ignore-adapter", help=_ADAPTER_HELP)] = None,
     n: Annotated[int | None, _generation("--n", "-n", help="Outputs a row. (default: 1)")] = None,
     best_of: Annotated[int | None, _generation(help=_BEST_OF_HELP)] = None,
     sample_index: Annotated[int | None, _generation(help=_SAMPLE_INDEX_HELP)] = None,
@@ -123,6 +126,7 @@ def run(
     json_schema: Annotated[str | None, _constraints(metavar="FILE|JSON", help=_SCHEMA_HELP)] = None,
     regex: Annotated[str | None, _constraints(help="Outputs match this regular expression as a whole.")] = None,
     grammar: Annotated[str | None, _constraints(metavar="FILE", help=_GRAMMAR_HELP)] = None,
+    max_model_len: Annotated[int | None, _engine(help=_MODEL_LEN_HELP)] = None,
     block_size: Annotated[int | None, _engine(help=_BLOCK_SIZE_HELP)] = None,
     kv_memory: Annotated[str | None, _engine(help="Pool size: 4GiB. (default: what is free, with a margin)")] = None,
     num_blocks: Annotated[int | None, _engine(help="Pool size in blocks, instead of --kv-memory.")] = None,

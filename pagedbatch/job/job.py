@@ -38,6 +38,8 @@ _RESULT_SETTINGS = (
     "split", "subset", "prompt_column", "prompt_template", "chat", "generation_config", "dtype", "trust_remote_code",
     "keep", "max_line_bytes", "served_model_name",
 )  # fmt: skip
+#: The same, in a manifest only where they are set: those that earlier versions wrote lack them.
+_LATER_SETTINGS = ("max_model_len", "ignore_adapter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +215,7 @@ def _manifest(
         input=source.content,
         model=ModelIdentity(settings.model, model_fingerprint(settings.model)),
         settings={name: getattr(settings, name) for name in _RESULT_SETTINGS}
+        | {name: value for name in _LATER_SETTINGS if (value := getattr(settings, name))}
         | {name: params[name] for name in settings.generation}
         | ({} if constraint is None else {"constraint": constraint.fingerprint})
         | shard_settings(settings.shard, rows, num_rows),

@@ -23,6 +23,7 @@ from pagedbatch.params import GenerationParams, resolve
 Origin = Literal["command line", "recipe", "model", "default"]
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_MOST_TOKENS = 2**31 - 1
 _SIZE = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*((?:[kmgt]i?)?)b?", re.IGNORECASE)
 
 
@@ -72,6 +73,8 @@ class RunSettings:
     device: str = "auto"
     dtype: str = "auto"
     trust_remote_code: bool = False
+    ignore_adapter: bool = False
+    max_model_len: int | None = None
     generation: Mapping[str, Any]
     origins: Mapping[str, Origin]
 
@@ -130,6 +133,13 @@ def _count(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(f"{flag(name)} must be an integer of at least 1, got {value!r}")
     return value
+
+
+def _context_length(name: str, value: Any) -> int:
+    """At least a prompt's token and one more."""
+    if _count(name, value) < 2 or value > _MOST_TOKENS:
+        raise UsageError(f"{flag(name)} must lie between 2 and {_MOST_TOKENS}, got {value!r}")
+    return int(value)
 
 
 def _line_size(name: str, value: Any) -> int:
@@ -195,6 +205,8 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "device": _choice("auto", "cpu", "cuda"),
     "dtype": _choice("auto", "float32", "bfloat16", "float16"),
     "trust_remote_code": _switch,
+    "ignore_adapter": _switch,
+    "max_model_len": _context_length,
 }
 assert set(_READERS) | {"generation", "origins"} == {field.name for field in fields(RunSettings)}
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
 from pagedbatch.engine.stopping import Detokenize
-from pagedbatch.errors import RowError, UsageError
+from pagedbatch.errors import ParamError, RowError, UsageError
 from pagedbatch.job.constraints import ConstraintSource
 from pagedbatch.job.prompts import ModelLimits, PromptBuilder
 from pagedbatch.job.settings import RunSettings
-from pagedbatch.params import GenerationParams
+from pagedbatch.params import GenerationParams, resolve
 from pagedbatch.stats.memory import MemoryAccount
 
 if TYPE_CHECKING:
@@ -73,12 +73,19 @@ def open_text_side(
     from pagedbatch.model.loader import load_tokenizer, model_defaults
 
     keep_little()
+    defaults = model_defaults(
+        settings.model,
+        trust_remote_code=settings.trust_remote_code,
+        ignore_adapter=settings.ignore_adapter,
+        use_generation_config=settings.generation_config != "none",
+        asked_model_len=settings.max_model_len,
+    )
     tokenizer = load_tokenizer(settings.model, trust_remote_code=settings.trust_remote_code)
-    defaults = model_defaults(settings.model, trust_remote_code=settings.trust_remote_code)
-    if settings.generation_config == "none":
-        defaults = replace(defaults, generation={}, left_out=())
-    elif defaults.left_out:
+    for remark in defaults.remarks:
+        notice(remark)
+    if defaults.left_out:
         notice(f"the model's generation_config sets {', '.join(defaults.left_out)}: left out, there is no such control")
+    _check_defaults(settings, defaults)
     prompts = PromptBuilder(
         tokenizer,
         ModelLimits(defaults.max_model_len, defaults.vocab_size, defaults.eos_token_ids),
@@ -96,6 +103,22 @@ def open_text_side(
     except RowError as error:
         raise UsageError(f"{error} (for model {settings.model})") from None
     return TextSide(tokenizer, defaults, prompts, params)
+
+
+def _check_defaults(settings: RunSettings, defaults: ModelDefaults) -> None:
+    """Whether the model's generation defaults go with each other and with what was asked for the run.
+
+    Raises:
+        UsageError: they don't; it names their file.
+    """
+    try:
+        resolve(defaults.generation, settings.generation)
+    except ParamError as error:
+        names = ", ".join(sorted(defaults.generation))
+        raise UsageError(
+            f"{error}; {defaults.generation_place} sets {names}, which don't all go together with what is asked: "
+            "mend it, or leave the model's defaults out: --generation-config none"
+        ) from None
 
 
 def open_device_side(settings: RunSettings, text: TextSide, *, memory_share: float = 1.0) -> DeviceSide:
@@ -116,6 +139,7 @@ def open_device_side(settings: RunSettings, text: TextSide, *, memory_share: flo
         dtype=settings.dtype,
         device=settings.device,
         trust_remote_code=settings.trust_remote_code,
+        ignore_adapter=settings.ignore_adapter,
         defaults=text.defaults,
     )
     runner = ModelRunner.create(

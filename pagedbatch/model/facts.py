@@ -7,16 +7,18 @@ from typing import Any
 
 import torch
 
+from pagedbatch.model.context_length import context_length
 from pagedbatch.model.kv_cache import cache_shape
-from pagedbatch.model.support import max_model_len, sliding_windows, what_is_missing
+from pagedbatch.model.library_errors import one_line_errors, quiet
+from pagedbatch.model.support import sliding_windows, what_is_missing
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """A model as the engine sees it.
 
-    `windows` lists each sliding window once with the number of layers that have it; `missing` says what the engine
-    lacks to run the model, None when nothing.
+    `limit_note` says how `max_model_len` comes about where that is not plain. `windows` lists each sliding window once
+    with the number of layers that have it; `missing` says what the engine lacks to run the model, None when nothing.
     """
 
     model_type: str
@@ -26,6 +28,7 @@ class ModelFacts:
     num_kv_heads: int
     head_size: int
     max_model_len: int
+    limit_note: str | None
     vocab_size: int
     windows: dict[int, int]
     softcap: float | None
@@ -40,6 +43,7 @@ class ModelFacts:
 def model_facts(config: Any) -> ModelFacts:
     """Reads a (text) config."""
     shape = cache_shape(config, block_size=1)
+    limit = context_length(config)
     dtype = getattr(config, "dtype", None)
     return ModelFacts(
         model_type=config.model_type,
@@ -48,7 +52,8 @@ def model_facts(config: Any) -> ModelFacts:
         num_heads=config.num_attention_heads,
         num_kv_heads=shape.num_kv_heads,
         head_size=shape.head_size,
-        max_model_len=max_model_len(config),
+        max_model_len=limit.tokens,
+        limit_note=limit.why,
         vocab_size=config.vocab_size,
         windows=_windows(config),
         softcap=getattr(config, "attn_logit_softcapping", None),
@@ -61,7 +66,7 @@ def num_parameters(config: Any) -> int:
     """How many weights a model of this config has, tied ones counted once; none of them is made."""
     from transformers import AutoModelForCausalLM
 
-    with torch.device("meta"):
+    with one_line_errors("no model can be built from its config"), quiet(), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     return sum(weight.numel() for weight in model.parameters())
 

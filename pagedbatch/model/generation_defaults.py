@@ -1,14 +1,20 @@
 """A model's generation_config in this engine's words: values taken over, and the names of those that can't be.
 
-Knows no file. End tokens are read elsewhere.
+Knows the file's name, for what is wrong with it, and no place. End tokens are read here too, as they always count.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import GenerationConfig
+from pagedbatch.errors import ParamError, UsageError
+from pagedbatch.model.config_check import is_integer
+from pagedbatch.model.model_files import shown
+from pagedbatch.params import resolve
+
+GENERATION_CONFIG = "generation_config.json"
 
 #: Names there -> names here.
 _TAKEN = {
@@ -25,6 +31,12 @@ _TAKEN = {
 }
 #: The same for what counts only where the model samples.
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+#: What a value needs beside it to be allowed at all.
+_BESIDE: dict[str, dict[str, Any]] = {
+    "min_tokens": {"max_tokens": 2**31},
+    "num_beam_groups": {"num_beams": 2**31, "diversity_penalty": 1.0},
+    "diversity_penalty": {"num_beams": 2, "num_beam_groups": 2},
+}
 #: Controls that change what is generated and have no counterpart here, with the value at which they do nothing.
 _LACKED: dict[str, Any] = {
     "min_length": 0,
@@ -60,8 +72,12 @@ class GenerationDefaults:
     left_out: tuple[str, ...] = ()
 
 
-def take_over(config: GenerationConfig, max_model_len: int) -> GenerationDefaults:
-    """The defaults of a model of `max_model_len` tokens at most."""
+def take_over(config: Any, max_model_len: int) -> GenerationDefaults:
+    """The defaults of a model of `max_model_len` tokens at most.
+
+    Args:
+        config: has the keys of a generation_config as attributes; a missing one says nothing.
+    """
 
     def said(name: str) -> Any:
         return getattr(config, name, None)
@@ -78,3 +94,69 @@ def take_over(config: GenerationConfig, max_model_len: int) -> GenerationDefault
     if (said("max_length") or max_model_len) < max_model_len and said("max_new_tokens") is None:
         left_out.append("max_length")
     return GenerationDefaults(values, tuple(left_out))
+
+
+def check_generation_config(raw: Mapping[str, Any], place: str) -> None:
+    """
+    Args:
+        raw: what the model says about generation.
+        place: what to call the file in a message.
+
+    Raises:
+        UsageError: a default that would be taken over has a wrong type or is out of range.
+    """
+
+    def refuse(key: str, problem: str) -> None:
+        raise UsageError(
+            f"{place}: {key} {problem}; mend it, or leave the model's defaults out: --generation-config none"
+        )
+
+    sample = raw.get("do_sample")
+    if sample is not None and not isinstance(sample, bool):
+        refuse("do_sample", f"must be true or false, got {shown(sample)}")
+    sampling = {name: name for name in _SAMPLING} if sample else {}
+    for there, here in {**_TAKEN, **sampling}.items():
+        if raw.get(there) is None:
+            continue
+        try:
+            resolve({}, {**_BESIDE.get(here, {}), here: raw[there]})
+        except ParamError as error:
+            refuse(there, f"is refused: {error}")
+    length = raw.get("max_length")
+    if length is not None and not is_integer(length):
+        refuse("max_length", f"must be an integer, got {shown(length)}")
+    for key, holds, says in (
+        ("suppress_tokens", _is_token_ids, "a list of token ids"),
+        ("bad_words_ids", _are_words, "a list of lists of token ids"),
+    ):
+        if raw.get(key) is not None and not holds(raw[key]):
+            refuse(key, f"must be {says}, got {shown(raw[key])}")
+
+
+def _is_token_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(is_integer(item) and item >= 0 for item in value)
+
+
+def _are_words(value: Any) -> bool:
+    return isinstance(value, list) and all(_is_token_ids(word) and word for word in value)
+
+
+@dataclass(frozen=True, slots=True)
+class EndTokens:
+    """A model's end tokens; `impossible` are ids that it names as such and can never write."""
+
+    token_ids: frozenset[int]
+    impossible: tuple[int, ...] = ()
+
+
+def end_tokens(value: Any, vocab_size: int, place: str) -> EndTokens:
+    """What `eos_token_id` says.
+
+    Raises:
+        UsageError: it is neither a token id nor a list of them.
+    """
+    named = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(is_integer(token_id) for token_id in named):
+        raise UsageError(f"{place}: eos_token_id must be a token id, a list of them or null, got {shown(value)}")
+    possible = frozenset(token_id for token_id in named if 0 <= token_id < vocab_size)
+    return EndTokens(possible, tuple(dict.fromkeys(each for each in named if each not in possible)))

@@ -5,21 +5,38 @@ A model is a folder, a Hub id or a `.gguf` file. Weights load from safetensors (
 
 from __future__ import annotations
 
-import contextlib
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
-from transformers.utils import logging as hf_logging
+from transformers import AutoConfig, GenerationConfig
 
 from pagedbatch.errors import UsageError
-from pagedbatch.model.generation_defaults import take_over
-from pagedbatch.model.support import check_supported, common_window, max_model_len
+from pagedbatch.model.checkpoint import (
+    check_folder,
+    check_tensors,
+    checkpoint_tensors,
+    refuse_misfits,
+    without_adapter,
+)
+from pagedbatch.model.config_check import check_built_config, check_raw_config
+from pagedbatch.model.context_length import beyond_config, max_model_len
+from pagedbatch.model.generation_defaults import (
+    GENERATION_CONFIG,
+    EndTokens,
+    GenerationDefaults,
+    check_generation_config,
+    end_tokens,
+    take_over,
+)
+from pagedbatch.model.library_errors import one_line_errors, quiet
+from pagedbatch.model.model_files import CONFIG, ModelSource, find_model
+from pagedbatch.model.quantization import quantization_problem
+from pagedbatch.model.support import check_supported, common_window, what_is_missing
+from pagedbatch.model.tokenizer_files import load_tokenizer_of
+from pagedbatch.model.weight_files import subfolder_hint
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -29,8 +46,9 @@ class ModelDefaults:
     """What a model says about itself before its weights are loaded.
 
     `generation` holds values for `GenerationParams` fields from the model's generation_config; `left_out` names what it
-    sets beside these and has no counterpart here. `window` is the largest attention window where every layer has one;
-    `dtype` that of the checkpoint, where the config says it.
+    sets beside these and has no counterpart here, `generation_place` is the file. `window` is the largest attention
+    window where every layer has one; `dtype` that of the checkpoint, where the config says it. `remarks` are lines that
+    the user should see.
     """
 
     generation: dict[str, Any]
@@ -40,6 +58,8 @@ class ModelDefaults:
     window: int | None = None
     left_out: tuple[str, ...] = ()
     dtype: torch.dtype | None = None
+    generation_place: str = GENERATION_CONFIG
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +77,33 @@ def load_config(model: str, *, trust_remote_code: bool = False) -> Any:
     """The model's text config.
 
     Raises:
-        UsageError: there is no such model.
+        UsageError: there is no such model, or its config is broken.
     """
-    with _one_line_errors(model), _quiet():
-        config = AutoConfig.from_pretrained(**_source(model), trust_remote_code=trust_remote_code)
+    return _text_part(whole_config(find_model(model), trust_remote_code=trust_remote_code))
+
+
+def whole_config(source: ModelSource, *, trust_remote_code: bool = False) -> Any:
+    """The model's config as its file has it: that of a model that also sees or hears holds a text config.
+
+    Raises:
+        UsageError: there is no such model, or its config is broken.
+    """
+    place = source.config_place
+    if source.gguf is None:
+        raw = source.json_object(CONFIG)
+        if raw is None:
+            assert source.folder is not None  # the Hub's answer was an error
+            raise UsageError(f"model {source.name!r} can't be loaded: {subfolder_hint(source.folder)}")
+        check_raw_config(raw, place)
+    with one_line_errors(f"model {source.name!r} can't be loaded: {place}"), quiet():
+        config = AutoConfig.from_pretrained(**source.arguments, trust_remote_code=trust_remote_code)
+    text = _text_part(config)
+    if what_is_missing(text) is None:
+        check_built_config(text, place)
+    return config
+
+
+def _text_part(config: Any) -> Any:
     return config.get_text_config(decoder=True)
 
 
@@ -68,36 +111,79 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Any:
     """The model's tokenizer.
 
     Raises:
-        UsageError: there is no such model, or it has no tokenizer.
+        UsageError: there is no such model, it has no tokenizer, or a broken one.
     """
-    with _one_line_errors(model), _quiet():
-        return AutoTokenizer.from_pretrained(**_source(model), trust_remote_code=trust_remote_code)
+    source = find_model(model)
+    try:
+        return load_tokenizer_of(source, trust_remote_code=trust_remote_code)
+    except UsageError:
+        whole_config(source, trust_remote_code=trust_remote_code)  # which the library reads first
+        raise
 
 
-def model_defaults(model: str, *, trust_remote_code: bool = False) -> ModelDefaults:
+def model_defaults(
+    model: str,
+    *,
+    trust_remote_code: bool = False,
+    ignore_adapter: bool = False,
+    use_generation_config: bool = True,
+    asked_model_len: int | None = None,
+) -> ModelDefaults:
     """Limits, end tokens and generation defaults, from the config files alone.
 
+    Args:
+        ignore_adapter: an adapter that stands beside the weights is left alone; else it is an error.
+        use_generation_config: False leaves the generation defaults out, and unread; end tokens always count.
+        asked_model_len: the longest sequence, where it is not the config's.
+
     Raises:
-        UsageError: there is no such model, or it is not supported.
+        UsageError: there is no such model, its files are broken, or it is not supported.
     """
+    source = find_model(model)
     config = load_config(model, trust_remote_code=trust_remote_code)
     check_supported(config)
-    generation_config = _generation_config(model, config)
-    generation = take_over(generation_config, max_model_len(config))
+    check_folder(source, ignore_adapter=ignore_adapter)
+    longest = max_model_len(config, asked_model_len)
+    raw, place = _generation_config(source, config)
+    end = end_tokens(raw.get("eos_token_id"), config.vocab_size, place)
+    if not end.token_ids:
+        named = end_tokens(getattr(config, "eos_token_id", None), config.vocab_size, source.config_place)
+        end = EndTokens(named.token_ids, end.impossible or named.impossible)
+    generation = GenerationDefaults()
+    if use_generation_config:
+        check_generation_config(raw, place)
+        generation = take_over(SimpleNamespace(**raw), longest)
     dtype = getattr(config, "dtype", None)
     return ModelDefaults(
         generation=generation.values,
         left_out=generation.left_out,
-        eos_token_ids=_token_ids(generation_config.eos_token_id) or _token_ids(getattr(config, "eos_token_id", None)),
-        max_model_len=max_model_len(config),
+        eos_token_ids=end.token_ids,
+        max_model_len=longest,
         vocab_size=config.vocab_size,
         window=common_window(config),
         dtype=dtype if isinstance(dtype, torch.dtype) else None,
+        generation_place=place,
+        remarks=tuple(_remarks(end, config, asked_model_len)),
     )
 
 
+def _remarks(end: EndTokens, config: Any, asked_model_len: int | None) -> Iterator[str]:
+    if end.impossible:
+        ids = ", ".join(map(str, end.impossible))
+        yield f"the model's eos_token_id names {ids}, outside its vocabulary of {config.vocab_size}: left out"
+    beyond = beyond_config(config, asked_model_len)
+    if beyond is not None:
+        yield beyond
+
+
 def load_model(
-    model: str, *, dtype: str, device: str, trust_remote_code: bool = False, defaults: ModelDefaults | None = None
+    model: str,
+    *,
+    dtype: str,
+    device: str,
+    trust_remote_code: bool = False,
+    ignore_adapter: bool = False,
+    defaults: ModelDefaults | None = None,
 ) -> LoadedModel:
     """Loads the weights for inference.
 
@@ -106,10 +192,11 @@ def load_model(
         dtype: "auto", "float32", "bfloat16" or "float16"; auto is the checkpoint's on a GPU, and on a CPU bfloat16
             where the CPU multiplies it fast, else float32.
         device: "auto", "cpu" or "cuda"; auto takes a GPU where there is one.
+        ignore_adapter: as in `model_defaults`.
         defaults: what `model_defaults` said, where it was asked already.
 
     Raises:
-        UsageError: no such model or device, or no safetensors.
+        UsageError: no such model or device, no safetensors, or weights that are not the config's.
         UnsupportedModelError: the model needs what is missing here.
     """
     # The slowest import of a run. Here, so that mistakes found before the weights are loaded show without it.
@@ -117,25 +204,44 @@ def load_model(
 
     from pagedbatch.model.attention import ATTENTION_NAME, register_attention
 
-    defaults = defaults or model_defaults(model, trust_remote_code=trust_remote_code)
+    if defaults is None:
+        defaults = model_defaults(model, trust_remote_code=trust_remote_code, ignore_adapter=ignore_adapter)
     target = choose_device(device)
     resolved = choose_dtype(dtype, defaults.dtype, target)
+    source = find_model(model)
+    check_weights(model, trust_remote_code=trust_remote_code)
     register_attention()
-    source = _source(model)
-    with _one_line_errors(model), _quiet():
+    with one_line_errors(f"model {model!r} can't be loaded"), quiet(), without_adapter(source) as arguments:
         loaded, report = AutoModelForCausalLM.from_pretrained(
-            **source,
+            **arguments,
             dtype=resolved,
             attn_implementation=ATTENTION_NAME,
-            use_safetensors=None if "gguf_file" in source else True,
+            use_safetensors=None if source.gguf is not None else True,
             trust_remote_code=trust_remote_code,
             ignore_mismatched_sizes=True,  # they are refused below, by name
+            generation_config=GenerationConfig(),  # so that the model's, which was read already, is not
             output_loading_info=True,
         )
-    _check_complete(model, report)
-    loaded.to(target).eval().requires_grad_(False)
-    config = loaded.config.get_text_config(decoder=True)
+        refuse_misfits(source, loaded.config, report)
+        loaded.to(target).eval().requires_grad_(False)
+    config = _text_part(loaded.config)
     return LoadedModel(loaded, config, resolved, target, defaults)
+
+
+def check_weights(model: str, *, trust_remote_code: bool = False) -> None:
+    """Whether the weights can be loaded here and fill the model, as far as that shows without reading them.
+
+    Raises:
+        UsageError: they can't, or don't.
+    """
+    source = find_model(model)
+    config = whole_config(source, trust_remote_code=trust_remote_code)
+    tensors = checkpoint_tensors(source, config)
+    problem = quantization_problem(config)
+    if problem is not None:
+        raise UsageError(f"model {model!r} can't be loaded: {problem}")
+    if tensors is not None:
+        check_tensors(source, config, tensors)
 
 
 def has_fast_bfloat16() -> bool:
@@ -144,46 +250,14 @@ def has_fast_bfloat16() -> bool:
     return any(capabilities.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
 
 
-def _source(model: str) -> dict[str, str]:
-    """Arguments of `from_pretrained` that name the model."""
-    path = Path(model)
-    if path.suffix.lower() == ".gguf":
-        if not path.is_file():
-            raise UsageError(f"model {model!r}: no such file")
-        return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-    looks_like_path = model.startswith((".", "/", "~")) or model.count("/") > 1
-    if looks_like_path and not path.expanduser().is_dir():
-        raise UsageError(f"model {model!r}: no such folder (give a folder, a Hub id or a .gguf file)")
-    return {"pretrained_model_name_or_path": str(path.expanduser()) if path.expanduser().is_dir() else model}
-
-
-def _generation_config(model: str, config: Any) -> GenerationConfig:
-    """From the model's generation_config.json; where there is none, from its config. A broken one is an error."""
-    source = _source(model)
-    name = source["pretrained_model_name_or_path"]
-    with _one_line_errors(model), _quiet():
-        if "gguf_file" not in source and (Path(name) / "generation_config.json").is_file():
-            return GenerationConfig.from_pretrained(name)
-        if not Path(name).is_dir():
-            with contextlib.suppress(OSError):  # a repository on the Hub without one
-                return GenerationConfig.from_pretrained(name)
-        return GenerationConfig.from_model_config(config)
-
-
-def _check_complete(model: str, report: dict[str, Any]) -> None:
-    """Refuses weights that do not fill the model: the library would make up the rest at random."""
-    missing = sorted(report["missing_keys"])
-    misfits = sorted(name for name, *_ in report["mismatched_keys"])
-    for names, problem in ((misfits, "have another shape than its config says"), (missing, "are missing")):
-        if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise UsageError(f"model {model!r} can't be loaded: weights {problem}: {names[0]}{more}")
-
-
-def _token_ids(value: int | list[int] | None) -> frozenset[int]:
-    if value is None:
-        return frozenset()
-    return frozenset([value] if isinstance(value, int) else value)
+def _generation_config(source: ModelSource, config: Any) -> tuple[dict[str, Any], str]:
+    """What a model says about generation: its generation_config.json or, where there is none, its config; and which."""
+    raw = source.json_object(GENERATION_CONFIG)
+    if raw is not None:
+        return raw, str(source.file(GENERATION_CONFIG))
+    with one_line_errors(f"model {source.name!r} can't be loaded: {source.config_place}"), quiet():
+        from_config: dict[str, Any] = GenerationConfig.from_model_config(config).to_dict()
+    return from_config, source.config_place
 
 
 def choose_device(device: str) -> torch.device:
@@ -206,29 +280,3 @@ def choose_dtype(dtype: str, stored: torch.dtype | None, device: torch.device) -
     if device.type == "cpu":
         return torch.bfloat16 if has_fast_bfloat16() else torch.float32
     return stored or torch.bfloat16
-
-
-@contextlib.contextmanager
-def _one_line_errors(model: str) -> Iterator[None]:
-    """Turns what `from_pretrained` raises for a wrong model into one line."""
-    try:
-        yield
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = lines[0] if lines else type(error).__name__
-        raise UsageError(f"model {model!r} can't be loaded: {reason}") from error
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """No loading bars and no notes from the library: progress is ours to show."""
-    level = hf_logging.get_verbosity()
-    bars = hf_logging.is_progress_bar_enabled()
-    hf_logging.set_verbosity(logging.ERROR)
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        hf_logging.set_verbosity(level)
-        if bars:
-            hf_logging.enable_progress_bar()

@@ -55,22 +55,6 @@ def what_is_missing(config: Any) -> str | None:
     return None
 
 
-def max_model_len(config: Any) -> int:
-    """The most tokens that a sequence of this model may have.
-
-    Rotary scalings that change with the longest sequence of a batch ("dynamic", "longrope") would make a row depend on
-    its batch mates. Below the original length they never switch, so such a model keeps to that.
-    """
-    longest = int(config.max_position_embeddings)
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") in ("dynamic", "longrope"):
-        original = rope.get("original_max_position_embeddings") or getattr(
-            config, "original_max_position_embeddings", None
-        )
-        return min(longest, int(original)) if original else longest
-    return longest
-
-
 def sliding_windows(config: Any) -> list[int | None]:
     """The sliding window of each layer in tokens, None where the layer sees everything."""
     window = getattr(config, "sliding_window", None)

@@ -48,11 +48,12 @@ def size_up(settings: RunSettings, defaults: ModelDefaults) -> Sizes:
     """
     from pagedbatch.model.facts import model_facts, num_parameters
     from pagedbatch.model.kv_cache import FREE_MEMORY_SHARE, choose_pool_size, free_memory
-    from pagedbatch.model.loader import choose_device, choose_dtype, load_config
+    from pagedbatch.model.loader import check_weights, choose_device, choose_dtype, load_config
 
     config = load_config(settings.model, trust_remote_code=settings.trust_remote_code)
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, defaults.dtype, device)
+    check_weights(settings.model, trust_remote_code=settings.trust_remote_code)
     parameters = num_parameters(config)
     weight_bytes = parameters * dtype.itemsize
     pool = choose_pool_size(

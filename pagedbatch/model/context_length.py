@@ -1,0 +1,83 @@
+"""How long a sequence of a model may be: what its config says, with the rotary scaling, and what was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pagedbatch.errors import UsageError
+
+#: Types whose positions are looked up in a table of `max_position_embeddings` rows.
+_POSITION_TABLES = frozenset({"gpt2", "gpt_bigcode", "gptj", "opt"})
+#: Scalings that change with the longest sequence of a batch.
+_BATCH_DEPENDENT = frozenset({"dynamic", "longrope"})
+
+
+@dataclass(frozen=True, slots=True)
+class ContextLength:
+    """`tokens` is the longest sequence, prompt included; `why` says how it comes about where that is not plain.
+
+    `ceiling` is why it can't be raised, None where it can.
+    """
+
+    tokens: int
+    why: str | None = None
+    ceiling: str | None = None
+
+
+def context_length(config: Any) -> ContextLength:
+    """The length that a model was made for, from its (text) config.
+
+    YaRN and linear scaling are written into configs in two ways: with `max_position_embeddings` as it was before, or as
+    it is with the scaling. The scaled length is the original times the factor, in either. Only YaRN and Llama 3 always
+    name the original; linear scaling is documented to leave `max_position_embeddings` as it was. So Llama 3's factor
+    counts only where the two are equal: its published factors don't give the length.
+
+    "dynamic" and "longrope" change with the longest sequence of a batch, which would make a row depend on its batch
+    mates. Below the original length they never switch, so such a model keeps to that.
+    """
+    longest = int(config.max_position_embeddings)
+    if config.model_type in _POSITION_TABLES:
+        return ContextLength(longest, ceiling=f"its positions are a table of {longest} rows")
+    rope = getattr(config, "rope_parameters", None) or {}
+    kind = rope.get("rope_type")
+    original = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+    if kind in _BATCH_DEPENDENT:
+        kept = min(longest, int(original)) if original else longest
+        ceiling = f"its rotary scaling, {kind!r}, would make a row depend on the others of its batch beyond that"
+        return ContextLength(kept, f"{kind} rotary scaling keeps to the original length", ceiling)
+    if kind in ("yarn", "linear", "llama3"):
+        scaled = _scaled(kind, longest, original, rope.get("factor"))
+        if scaled > longest:
+            return ContextLength(scaled, f"{original or longest} scaled by {rope['factor']:g} ({kind})")
+    return ContextLength(longest)
+
+
+def _scaled(kind: str, longest: int, original: int | None, factor: float | None) -> int:
+    if not factor or (kind == "llama3" and original != longest):
+        return longest
+    return round((original or longest) * factor)
+
+
+def max_model_len(config: Any, asked: int | None = None) -> int:
+    """The most tokens that a sequence may have: as asked, else as the config says.
+
+    Raises:
+        UsageError: what is asked is more than this model can do here.
+    """
+    found = context_length(config)
+    if asked is None:
+        return found.tokens
+    if asked > found.tokens and found.ceiling is not None:
+        raise UsageError(f"--max-model-len {asked}: this model's limit is {found.tokens} tokens, as {found.ceiling}")
+    return asked
+
+
+def beyond_config(config: Any, asked: int | None) -> str | None:
+    """One line where more is asked than the model was made for."""
+    longest = context_length(config).tokens
+    if asked is None or asked <= longest:
+        return None
+    return (
+        f"--max-model-len {asked} is more than the {longest} tokens of this model's config: what is beyond may be poor"
+    )

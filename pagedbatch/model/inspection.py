@@ -1,0 +1,85 @@
+"""Whether a model can run here, told from its files: config, quantisation, tensors, tokenizer. Reads no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pagedbatch.errors import UsageError
+from pagedbatch.model.checkpoint import check_folder, check_tensors, checkpoint_tensors
+from pagedbatch.model.facts import ModelFacts, model_facts
+from pagedbatch.model.loader import load_tokenizer, model_defaults, whole_config
+from pagedbatch.model.model_files import ModelSource, find_model
+from pagedbatch.model.quantization import quantization_method, quantization_of, quantization_problem
+from pagedbatch.model.support import what_is_missing
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What was found. `problems` are all that stand in the way; none: the model runs here.
+
+    `facts` is None for a model that this engine has no words for. `weights` and `quantisation` are told in words,
+    None where there is nothing to tell.
+    """
+
+    model_type: str
+    problems: tuple[str, ...]
+    facts: ModelFacts | None = None
+    weights: str | None = None
+    quantisation: str | None = None
+
+
+def inspect_model(model: str, *, trust_remote_code: bool = False) -> Inspection:
+    """Looks at all of a model's files.
+
+    Raises:
+        UsageError: there is no such model, or its config is broken.
+    """
+    source = find_model(model)
+    config = whole_config(source, trust_remote_code=trust_remote_code)
+    text = config.get_text_config(decoder=True)
+    missing = what_is_missing(text)
+    if missing is not None:
+        return Inspection(text.model_type, (missing,))
+    settings = quantization_of(config)
+    unloadable = quantization_problem(config)
+    checks: list[Callable[[], object]] = [
+        lambda: check_folder(source, ignore_adapter=False),
+        lambda: _check_weights(source, config, can_build=unloadable is None),
+        lambda: load_tokenizer(model, trust_remote_code=trust_remote_code),
+        lambda: model_defaults(model, trust_remote_code=trust_remote_code, ignore_adapter=True),
+    ]
+    problems = [*([] if unloadable is None else [unloadable]), *_problems(checks)]
+    return Inspection(
+        model_type=text.model_type,
+        problems=tuple(problems),
+        facts=model_facts(text),
+        weights=_weights(source, config),
+        quantisation=None if settings is None else str(quantization_method(settings)),
+    )
+
+
+def _problems(checks: list[Callable[[], object]]) -> Iterator[str]:
+    for check in checks:
+        try:
+            check()
+        except UsageError as error:
+            yield str(error)
+
+
+def _check_weights(source: ModelSource, config: Any, *, can_build: bool) -> None:
+    tensors = checkpoint_tensors(source, config)
+    if tensors is not None and can_build:
+        check_tensors(source, config, tensors)
+
+
+def _weights(source: ModelSource, config: Any) -> str | None:
+    try:
+        tensors = checkpoint_tensors(source, config)
+    except UsageError:  # told as a problem
+        return None
+    if tensors is None:
+        return None if source.gguf is not None else "not here yet, and not looked at"
+    files = {tensor.file for tensor in tensors.values()}
+    return f"{len(tensors)} tensors in {len(files)} {'file' if len(files) == 1 else 'files'}"

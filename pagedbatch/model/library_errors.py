@@ -1,0 +1,79 @@
+"""Other libraries' errors as one line of ours, and their notes kept off the terminal. Tells which
+are installed. Knows no file and no model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+
+from safetensors import SafetensorError
+from transformers.utils import logging as hf_logging
+
+from pagedbatch.errors import PagedBatchError, UsageError
+
+_MOST_CHARACTERS = 400
+#: Errors whose message is a sentence. Others ("'NoneType' object is not iterable") need their type beside it.
+_SPEAKING = (OSError, ValueError, ImportError, RuntimeError, SafetensorError)
+#: What Rust code raises when it gives up; it is no `Exception`.
+_RUST_PANIC = "PanicException"
+
+
+@contextlib.contextmanager
+def one_line_errors(what: str) -> Iterator[None]:
+    """Turns whatever a library raises inside into one line that begins with `what`. Interrupts pass.
+
+    Raises:
+        UsageError: something was raised.
+    """
+    try:
+        yield
+    except PagedBatchError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != _RUST_PANIC:
+            raise
+        raise UsageError(f"{what}: {reason(error)}") from error
+
+
+def reason(error: BaseException) -> str:
+    """What an error says, on one line."""
+    if type(error).__name__.startswith("StrictDataclass") and error.__cause__ is not None:
+        return " ".join(str(error.__cause__).split())  # it names the field; around it stand names of classes
+    text = " ".join(str(error).split())
+    if len(text) > _MOST_CHARACTERS:
+        text = f"{text[: _MOST_CHARACTERS - 3]}..."
+    if isinstance(error, MemoryError):
+        return "not enough memory"
+    if not text:
+        return type(error).__name__
+    return text if isinstance(error, _SPEAKING) else f"{type(error).__name__}: {text}"
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No loading bars and no notes from libraries: progress is ours to show."""
+    level = hf_logging.get_verbosity()
+    bars = hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity(logging.ERROR)
+    hf_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        hf_logging.set_verbosity(level)
+        if bars:
+            hf_logging.enable_progress_bar()
+
+
+def is_installed(module: str) -> bool:
+    """Whether a module could be imported; it is not."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it would lie in
+        return False
