@@ -15,13 +15,13 @@ from pagedbatch.constraint import Constraint
 from pagedbatch.errors import ParamError, RowError, UsageError
 from pagedbatch.job.constraints import ConstraintBuilder, ConstraintSource
 from pagedbatch.job.encoder import PromptEncoder, checked_messages
+from pagedbatch.job.field_table import PROMPT_FIELDS
 from pagedbatch.job.messages import short
-from pagedbatch.job.openai_batch import is_batch_row, plain_fields
+from pagedbatch.job.openai_batch import plain_fields
+from pagedbatch.job.row_fields import read_fields
 from pagedbatch.job.rows import Row, id_hash, look_up
 from pagedbatch.params import READERS, BadWord, GenerationParams, resolve
 from pagedbatch.sequence import Request
-
-PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,9 @@ class PromptBuilder:
             raise RowError(row.error)
         assert row.id is not None
         try:
-            fields = plain_fields(row.fields) if is_batch_row(row.fields) else row.fields
+            fields = plain_fields(row.options) if row.from_batch else read_fields(row.options)
             params = self.resolve_params(fields)
-            whole = self._prompt_token_ids(fields, params)
+            whole = self._prompt_token_ids(fields, params, columns=fields if row.from_batch else row.fields)
             prompt = self._encoder.truncate(whole, params, self._limits.max_model_len)
             priority = _priority(fields.get("priority"))
             params = self._fit(params, len(prompt))
@@ -118,12 +118,14 @@ class PromptBuilder:
         return self._constraints.constraint(fields, params)
 
     def resolve_params(self, fields: Mapping[str, Any]) -> GenerationParams:
-        """A row's parameters: its own over the run's over the model's.
+        """A row's parameters: its own, as `read_fields` gives them, over the run's over the model's.
 
         Raises:
             ParamError: a wrong type or value, or two that can't be combined.
         """
         own = {name: fields[name] for name in READERS if fields.get(name) is not None}
+        if (samples := fields.get("do_sample")) is not None:
+            own |= self._temperature(own) if samples else {"temperature": 0.0}
         params = resolve(self._model_defaults, self._run_settings, own)
         if params.bad_words:
             params = replace(params, bad_words=self._encoded(params.bad_words))
@@ -135,6 +137,14 @@ class PromptBuilder:
         ):
             self._check_vocabulary(name, token_ids)
         return params
+
+    def _temperature(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """What `do_sample` true adds to the parameters of a row that gives no temperature."""
+        num_beams = own.get("num_beams", self._run_settings.get("num_beams"))
+        if isinstance(num_beams, int) and num_beams > 1:
+            raise ParamError(f"do_sample true can't be combined with num_beams {num_beams}: beams don't sample")
+        lower = self._run_settings.get("temperature", self._model_defaults.get("temperature"))
+        return {} if lower else {"temperature": 1.0}
 
     def _encoded(self, words: tuple[BadWord, ...]) -> tuple[tuple[int, ...], ...]:
         """Bad words as token ids: a text as it stands, and with a space before it where that is as many tokens."""
@@ -168,12 +178,14 @@ class PromptBuilder:
             return params
         return replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
 
-    def _prompt_token_ids(self, fields: Mapping[str, Any], params: GenerationParams) -> list[int]:
+    def _prompt_token_ids(
+        self, fields: Mapping[str, Any], params: GenerationParams, columns: Mapping[str, Any]
+    ) -> list[int]:
         encode = self._encoder.encode_text
         if self._prompt_column is not None:
-            return encode(_column_text(fields, self._prompt_column), params)
+            return encode(_column_text(columns, self._prompt_column), params)
         if self._prompt_template is not None:
-            values = {name: _column_text(fields, name) for name in self._template_fields}
+            values = {name: _column_text(columns, name) for name in self._template_fields}
             return encode(_fill(self._prompt_template, values), params)
         given = [name for name in PROMPT_FIELDS if fields.get(name) is not None]
         if not given:
