@@ -139,7 +139,7 @@ def response_format(said: str, value: Any) -> Fields:
         schema = asked.get("schema")
         return {"json_schema": _ANY_OBJECT if schema is None else schema}
     option = _FORMAT_TYPES.get(kind) if isinstance(kind, str) else None
-    given = (asked.get(key) for key in (kind, "value", "schema", "pattern"))
+    given = (asked.get(key) for key in (kind, "value", "schema", "pattern")) if option is not None else ()
     found = next((each for each in given if each is not None), None)
     if kind == "json_schema" and isinstance(found, Mapping) and found.keys() & {"schema", "name"}:
         found = found.get("schema")

@@ -1,7 +1,7 @@
 """Reads the options of a row, whatever tool's names it uses, into fields of ours. Knows the table, and no other rows.
 
-Of a plain row, keys that the table does not know are data. In the body of an OpenAI batch row and in an object of options
-every key must mean something, and one that can't be had is the row's error.
+Of a plain row, keys that the table does not know are data. In the body of an OpenAI batch row, and in an object of
+options, every key must mean something, and one that can't be had is the row's error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pagedbatch.job.field_table import (
     SYNONYMS,
     asks_nothing,
 )
-from pagedbatch.job.messages import short
+from pagedbatch.job.messages import short, shown
 from pagedbatch.job.near_names import nearest_option
 from pagedbatch.params import READERS
 
@@ -60,18 +60,25 @@ class _Reading:
         for name, value in given.items():
             if value is None:
                 continue
-            said = f"{prefix}{name}"
-            if name in OPTIONS:
-                self._put_all(_own(name, said, value, strict=strict), said)
-            elif name in beside:
+            if name in beside:
                 self._values[name] = value
-            elif name in SYNONYMS and (strict or SYNONYMS[name].takes(value)):
-                self._put_all(SYNONYMS[name].read(said, value), said)
-            elif name in BUNDLES and beside and (strict or BUNDLES[name](value)):
-                bundle = forms.structure(said, value, Mapping)
-                self.take(bundle, f"{said}.", strict=True, beside=frozenset())
-            elif strict and name not in HARMLESS:
-                _refuse(name, said, value)
+                continue
+            try:
+                self._take_option(name, value, f"{prefix}{shown(name)}", strict=strict, in_bundle=not beside)
+            except RowError as error:
+                hint = "" if strict else f" (--ignore-columns {name}, if the column is data)"
+                raise RowError(f"{error}{hint}") from None
+
+    def _take_option(self, name: str, value: Any, said: str, *, strict: bool, in_bundle: bool) -> None:
+        if name in OPTIONS:
+            self._put_all(_own(name, said, value, strict=strict), said)
+        elif name in SYNONYMS and (strict or SYNONYMS[name].takes(value)):
+            self._put_all(SYNONYMS[name].read(said, value), said)
+        elif name in BUNDLES and not in_bundle and (strict or BUNDLES[name](value)):
+            bundle = forms.structure(said, value, Mapping)
+            self.take(bundle, f"{said}.", strict=True, beside=frozenset())
+        elif strict and name not in HARMLESS:
+            _refuse(name, said, value)
 
     def finish(self) -> dict[str, Any]:
         """All that was found, once it is known not to contradict itself."""
@@ -90,7 +97,7 @@ class _Reading:
         for name, value in fields.items():
             if name == "chat_template_kwargs":
                 for key, part in value.items():
-                    inner = f"{said}.{key}" if said.endswith(name) else said
+                    inner = f"{said}.{shown(key)}" if said.endswith(name) else said
                     _put(self._kwargs, self._kwargs_said, key, part, inner)
             else:
                 _put(self._values, self._said, name, value, said)
@@ -112,9 +119,7 @@ class _Reading:
             self._values.pop("tools", None)
         elif choice != "auto":
             said = self._said["tool_choice"]
-            raise RowError(
-                f"{said} = {short(choice)} is not supported: no call can be enforced, only auto or none be had"
-            )
+            raise RowError(f"{said} = {short(choice)} is not supported: a call can't be enforced, take auto or none")
 
     def _settle_sampling(self) -> None:
         samples, temperature = self._values.get("do_sample"), self._values.get("temperature")
@@ -147,7 +152,7 @@ def _own(name: str, said: str, value: Any, *, strict: bool) -> forms.Fields:
         return {name: forms.structure(said, value, Mapping)}
     if name in CHAT_FIELDS:
         return {name: forms.boolean(said, value)}
-    return {name: value}
+    return forms.renamed(name)(said, value)
 
 
 def _put(values: dict[str, Any], names: dict[str, str], name: str, value: Any, said: str) -> None:
