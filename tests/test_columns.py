@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from pagedbatch.job.columns import ColumnWatch
 from pagedbatch.job.field_table import KNOWN, LACKED
 from pagedbatch.job.job import JobResult, Ui, run_job
 from pagedbatch.job.near_names import is_one_edit_away, nearest_option
+from pagedbatch.job.reader import open_source
+from pagedbatch.job.row_fields import read_fields
 from pagedbatch.job.rows import RawRow, place_row
 from pagedbatch.job.settings import merge
 
@@ -156,6 +159,30 @@ def test_a_table_with_an_empty_column_of_such_a_name_runs(tmp_path: Path) -> Non
                     run_job(settings, ui)
             else:
                 assert run_job(settings, ui).exit_code == 0
+
+
+def test_cells_of_csv_are_what_the_option_takes(tmp_path: Path) -> None:
+    """Numbers and switches as JSON, and as pandas writes them; texts and structures as text."""
+    structures = {
+        "tools": [{"type": "function"}], "response_format": {"type": "json_object"}, "sampling_params": {"n": 2},
+    }  # fmt: skip
+    cells = {
+        "max_new_tokens": "5", "do_sample": "True", "ignore_eos": "False", "stop_sequences": "12", "guided_regex": "1",
+        "typical_p": "1.0", **{name: json.dumps(value) for name, value in structures.items()},
+    }  # fmt: skip
+    with (tmp_path / "in.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, cells.keys())
+        writer.writeheader()
+        writer.writerow(cells)
+    (row,) = open_source(str(tmp_path / "in.csv")).rows()
+    assert dict(row.fields) == {
+        **cells, "max_new_tokens": 5, "do_sample": True, "ignore_eos": False, "typical_p": 1.0
+    }  # fmt: skip
+    without_format = {name: value for name, value in row.fields.items() if name != "response_format"}
+    assert read_fields(without_format) == {
+        "max_tokens": 5, "do_sample": True, "ignore_eos": False, "stop": "12", "regex": "1", "n": 2,
+        "tools": structures["tools"],
+    }  # fmt: skip
 
 
 def test_own_names_may_be_data_too(tmp_path: Path) -> None:

@@ -30,13 +30,13 @@ def builder(rand_model_path: Path) -> PromptBuilder:
     return _builder(rand_model_path)
 
 
-def _builder(path: Path, *, run: Any = (), defaults: Any = ()) -> PromptBuilder:
+def _builder(path: Path, *, run: Any = (), defaults: Any = (), **options: Any) -> PromptBuilder:
     from transformers import AutoTokenizer
 
     limits = ModelLimits(max_model_len=40, vocab_size=272)
     tokenizer = AutoTokenizer.from_pretrained(path)
     return PromptBuilder(
-        tokenizer, limits, model_defaults=dict(defaults), run_settings=dict(run), notice=lambda _: None
+        tokenizer, limits, model_defaults=dict(defaults), run_settings=dict(run), notice=lambda _: None, **options
     )
 
 
@@ -198,6 +198,14 @@ def test_a_rows_synonyms_win_over_the_runs_settings(rand_model_path: Path) -> No
     builder = _builder(rand_model_path, run={"max_tokens": 9, "n": 2, "logprobs": 4, "temperature": 1.0})
     params = _params(builder, max_new_tokens=3, sampling_params={"n": 4}, logprobs=False)
     assert (params.max_tokens, params.n, params.logprobs) == (3, 4, None)
+
+
+def test_a_column_that_the_prompt_is_made_of_is_data_but_for_our_own_parameters(rand_model_path: Path) -> None:
+    fields = {"tools": "hammer", "max_new_tokens": "few", "reasoning_effort": 5, "max_tokens": 3, "priority": 2}
+    builder = _builder(rand_model_path, prompt_template="{tools} {max_new_tokens} {reasoning_effort} {max_tokens}")
+    request = builder.request(place_row(RawRow({**fields, "messages": 5, "stop_sequences": "x"}), 0))
+    assert (request.params.max_tokens, request.params.stop, request.priority) == (3, ("x",), 2)
+    assert len(request.prompt_token_ids) == len("hammer few 5 3") + 1  # BOS
 
 
 def test_ignored_columns_are_data(builder: PromptBuilder) -> None:

@@ -13,11 +13,6 @@ def short(value: Any) -> str:
     return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
 
 
-def shown(name: str) -> str:
-    """A column's or a key's name as it stands, unless it is long or holds what a terminal would act upon."""
-    return name if name.isprintable() and len(name) <= _MOST_CHARACTERS else short(name)
-
-
 def finished_of(num_finished: int, num_rows: int) -> str:
     """`1 of 24 rows is finished`."""
     rows, are = "row" if num_rows == 1 else "rows", "is" if num_finished == 1 else "are"

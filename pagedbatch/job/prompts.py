@@ -15,7 +15,7 @@ from pagedbatch.constraint import Constraint
 from pagedbatch.errors import ParamError, RowError, UsageError
 from pagedbatch.job.constraints import ConstraintBuilder, ConstraintSource
 from pagedbatch.job.encoder import PromptEncoder, checked_messages
-from pagedbatch.job.field_table import PROMPT_FIELDS
+from pagedbatch.job.field_table import PLACE_FIELDS, PROMPT_FIELDS
 from pagedbatch.job.messages import short
 from pagedbatch.job.openai_batch import plain_fields
 from pagedbatch.job.row_fields import read_fields
@@ -83,6 +83,8 @@ class PromptBuilder:
         self._prompt_column = prompt_column
         self._prompt_template = prompt_template
         self._template_fields = template_fields(prompt_template) if prompt_template is not None else ()
+        used = {*self._template_fields, *([] if prompt_column is None else [prompt_column])}
+        self._data_columns = (used | {name.partition(".")[0] for name in used}) - READERS.keys() - {*PLACE_FIELDS}
         self._constraints = ConstraintBuilder(tokenizer, limits.vocab_size, limits.eos_token_ids, run_constraint)
 
     def request(self, row: Row) -> Request:
@@ -95,7 +97,7 @@ class PromptBuilder:
             raise RowError(row.error)
         assert row.id is not None
         try:
-            fields = plain_fields(row.options) if row.from_batch else read_fields(row.options)
+            fields = self._fields(row)
             params = self.resolve_params(fields)
             whole = self._prompt_token_ids(fields, params, columns=fields if row.from_batch else row.fields)
             prompt = self._encoder.truncate(whole, params, self._limits.max_model_len)
@@ -108,6 +110,12 @@ class PromptBuilder:
             raise RowError(f"{row.place}: {error}") from None
         num_truncated = len(whole) - len(prompt)
         return Request(row.index, prompt, params, id_hash(row.id, params.seed), priority, constraint, num_truncated)
+
+    def _fields(self, row: Row) -> dict[str, Any]:
+        """What a row asks for, by our names. Columns that make its prompt are data, but for our own parameters."""
+        if row.from_batch:
+            return plain_fields(row.options)
+        return read_fields({name: value for name, value in row.options.items() if name not in self._data_columns})
 
     def constraint(self, fields: Mapping[str, Any], params: GenerationParams) -> Constraint | None:
         """What a row's outputs must obey: its own constraint, else the run's.

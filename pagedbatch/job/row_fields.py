@@ -22,12 +22,13 @@ from pagedbatch.job.field_table import (
     SYNONYMS,
     asks_nothing,
 )
-from pagedbatch.job.messages import short, shown
+from pagedbatch.job.messages import short
 from pagedbatch.job.near_names import nearest_option
 from pagedbatch.params import READERS
 
 #: What a row may say beside options.
 _BESIDE = frozenset({*PROMPT_FIELDS, "priority"})
+_LONGEST_NAME = 60
 
 
 def read_fields(given: Mapping[str, Any], *, strict: bool = False, prefix: str = "") -> dict[str, Any]:
@@ -64,9 +65,9 @@ class _Reading:
                 self._values[name] = value
                 continue
             try:
-                self._take_option(name, value, f"{prefix}{shown(name)}", strict=strict, in_bundle=not beside)
+                self._take_option(name, value, f"{prefix}{_shown(name)}", strict=strict, in_bundle=not beside)
             except RowError as error:
-                hint = "" if strict else f" (--ignore-columns {name}, if the column is data)"
+                hint = "" if strict else f" (--ignore-columns {_shown(name)}, if the column is data)"
                 raise RowError(f"{error}{hint}") from None
 
     def _take_option(self, name: str, value: Any, said: str, *, strict: bool, in_bundle: bool) -> None:
@@ -97,7 +98,7 @@ class _Reading:
         for name, value in fields.items():
             if name == "chat_template_kwargs":
                 for key, part in value.items():
-                    inner = f"{said}.{shown(key)}" if said.endswith(name) else said
+                    inner = f"{said}.{_shown(key)}" if said.endswith(name) else said
                     _put(self._kwargs, self._kwargs_said, key, part, inner)
             else:
                 _put(self._values, self._said, name, value, said)
@@ -131,6 +132,11 @@ class _Reading:
                 f"{said} {str(samples).lower()} and {other} {short(temperature)} contradict each other: give one"
             )
         del self._values["do_sample"]
+
+
+def _shown(name: str) -> str:
+    """A key as it stands, unless it is long or holds what a terminal would act upon."""
+    return name if name.isprintable() and len(name) <= _LONGEST_NAME else short(name)
 
 
 def _own(name: str, said: str, value: Any, *, strict: bool) -> forms.Fields:
