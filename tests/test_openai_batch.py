@@ -10,7 +10,14 @@ import pytest
 
 from pagedbatch.errors import RowError
 from pagedbatch.job.job import Ui, run_job
-from pagedbatch.job.openai_batch import CHAT_URL, COMPLETIONS_URL, check_model, plain_fields
+from pagedbatch.job.openai_batch import (
+    CHAT_URL,
+    COMPLETIONS_URL,
+    check_model,
+    endpoint,
+    is_batch_row,
+    plain_fields,
+)
 from pagedbatch.job.settings import merge
 
 HI = [{"role": "user", "content": "hi"}]
@@ -18,6 +25,61 @@ HI = [{"role": "user", "content": "hi"}]
 
 def _row(custom_id: Any, url: str, body: Any, method: str = "POST") -> dict[str, Any]:
     return {"custom_id": custom_id, "method": method, "url": url, "body": body}
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        (CHAT_URL, "chat"),
+        (COMPLETIONS_URL, "completions"),
+        ("/chat/completions", "chat"),
+        ("/completions", "completions"),
+        ("/deployments/gpt-4o/chat/completions", "chat"),
+        ("/openai/deployments/gpt-4o/chat/completions?api-version=2024-10-21", "chat"),
+        ("/openai/deployments/gpt-4o/completions?api-version=2024-10-21", "completions"),
+        ("/openai/v1/chat/completions", "chat"),
+        ("/deployments/chat/completions", "completions"),
+        ("/deployments/chat/chat/completions", "chat"),
+        ("https://api.openai.com/v1/chat/completions", "chat"),
+        ("https://me.openai.azure.com/openai/deployments/gpt-4o/chat/completions?api-version=x", "chat"),
+        ("http://localhost:8000/v1/completions/", "completions"),
+        ("/v1/embeddings", None),
+        ("/v1/responses", None),
+        ("/v1/chat/completions/x", None),
+        ("/v1/chatcompletions", None),
+        ("chat/completions", None),
+        ("https://chat/completions", "completions"),
+        ("https://completions", None),
+        ("//chat/completions", None),
+        ("http://[", None),
+        ("", None),
+        (None, None),
+        (5, None),
+        ([CHAT_URL], None),
+    ],
+)
+def test_what_a_url_asks_for(url: Any, kind: str | None) -> None:
+    assert endpoint(url) == kind
+
+
+@pytest.mark.parametrize(
+    ("prompt", "plain"),
+    [
+        ("hi", {"prompt": "hi"}),
+        (["hi"], {"prompt": "hi"}),
+        ([5, 6], {"prompt_token_ids": [5, 6]}),
+        ([[5, 6]], {"prompt_token_ids": [5, 6]}),
+        ([5], {"prompt_token_ids": [5]}),
+    ],
+)
+def test_prompts_in_lists(prompt: Any, plain: dict[str, Any]) -> None:
+    assert plain_fields(_row("a", COMPLETIONS_URL, {"prompt": prompt})) == plain
+
+
+def test_only_a_custom_id_or_a_body_of_fields_makes_a_batch_row() -> None:
+    assert is_batch_row({"custom_id": "a"})
+    assert is_batch_row({"url": CHAT_URL, "body": {}})
+    assert not is_batch_row({"url": "https://example.org", "body": "The text of a page."})
 
 
 def test_a_body_becomes_a_plain_row() -> None:
@@ -34,6 +96,10 @@ def test_a_body_becomes_a_plain_row() -> None:
         "stream": False,
         "response_format": {"type": "text"},
         "tools": [],
+        "modalities": ["text"],
+        "parallel_tool_calls": True,
+        "reasoning_effort": "low",
+        "store": True,
     }
     assert plain_fields(_row("a", CHAT_URL, body)) == {
         "messages": HI,
@@ -42,6 +108,7 @@ def test_a_body_becomes_a_plain_row() -> None:
         "stop": "x",
         "logprobs": 3,
         "top_k": 5,
+        "chat_template_kwargs": {"reasoning_effort": "low"},
     }
     assert plain_fields(_row("a", CHAT_URL, {"messages": HI, "logprobs": True}))["logprobs"] == 0
     any_object = {"messages": HI, "response_format": {"type": "json_object"}}
@@ -60,12 +127,24 @@ def test_a_body_becomes_a_plain_row() -> None:
         (_row("a", CHAT_URL, "text"), "body must be an object, got 'text'"),
         ({"custom_id": "a", "url": CHAT_URL}, "body must be an object, got None"),
         (_row("a", CHAT_URL, {"messages": HI, "stream": True}), "body.stream = True is not supported"),
-        (
-            _row("a", CHAT_URL, {"messages": HI, "tools": [{"type": "function"}]}),
-            "body.tools = [{'type': 'function'}] is",
-        ),
+        (_row("a", CHAT_URL, {"messages": HI, "tools": ["x"]}), "body.tools must be a list of objects, got ['x']"),
         (_row("a", CHAT_URL, {"messages": HI, "response_format": {"type": "json_schema"}}), "body.response_format"),
         (_row("a", CHAT_URL, {"messages": HI, "logprobs": 2}), "body.logprobs must be true or false"),
+        (_row("a", CHAT_URL, {"messages": HI, "logprobs": 1}), "body.logprobs must be true or false"),
+        (_row("a", CHAT_URL, {"messages": HI, "top_logprobs": 2}), "body.top_logprobs needs logprobs true"),
+        (_row("a", CHAT_URL, {"messages": HI, "max_tokens": 1, "max_completion_tokens": 2}), "contradict each other"),
+        (_row("a", CHAT_URL, {"messages": HI, "tool_choice": "required"}), "body.tool_choice = 'required' is not"),
+        (_row("a", CHAT_URL, {"messages": HI, "functions": [{"name": "f"}]}), "is not supported: here there is tools"),
+        (_row("a", CHAT_URL, {"messages": HI, "temprature": 0}) | {"temperature": 1}, "temperature stands beside body"),
+        (_row("a", CHAT_URL, {"messages": HI, "temprature": 0.5}), "body.temprature = 0.5 is not supported: did you"),
+        (
+            _row("a", CHAT_URL, {"messages": HI, "modalities": ["audio"]}),
+            "body.modalities = ['audio'] is not supported",
+        ),
+        (_row("a", CHAT_URL, {"messages": HI}, method=["POST"]), "method must be 'POST', got ['POST']"),
+        (_row("a", COMPLETIONS_URL, {"prompt": ["a", "b"]}), "body.prompt holds 2 prompts: a row takes one"),
+        (_row("a", COMPLETIONS_URL, {"prompt": "a", "suffix": "b"}), "body.suffix = 'b' is not supported"),
+        (_row("a", COMPLETIONS_URL, {"prompt": "a", "echo": True}), "is not supported: here there is prompt_logprobs"),
         (_row("a", CHAT_URL, {"prompt": "x"}), "body has no messages"),
         (_row("a", COMPLETIONS_URL, {"messages": HI}), "body has no prompt"),
     ],
@@ -100,8 +179,13 @@ def test_a_row_for_another_model_is_refused(served: str | None, asked: Any, good
 
 def test_rows_are_answered_in_their_own_shape(tmp_path: Path, rand_model_path: Path) -> None:
     rows = [
-        _row("chat", CHAT_URL, {"messages": HI, "n": 2, "temperature": 1, "logprobs": True, "top_logprobs": 1}),
-        _row("text", COMPLETIONS_URL, {"prompt": "hi", "logprobs": 2}),
+        _row(
+            "chat",
+            "/openai/deployments/gpt-4o/chat/completions?api-version=2024-10-21",
+            {"messages": HI, "n": 2, "temperature": 1, "logprobs": True, "top_logprobs": 1},
+            method="post",
+        ),
+        _row("text", "/completions", {"prompt": "hi", "logprobs": 2}),
         _row("embed", "/v1/embeddings", {"input": "x"}),
         {"method": "POST", "url": CHAT_URL, "body": {"messages": HI}},
         {"custom_id": "bare"},

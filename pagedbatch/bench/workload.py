@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pagedbatch.errors import RowError, UsageError
-from pagedbatch.job.openai_batch import is_batch_row, plain_fields
-from pagedbatch.job.prompts import PROMPT_FIELDS
+from pagedbatch.job.field_table import PROMPT_FIELDS
+from pagedbatch.job.openai_batch import plain_fields
 from pagedbatch.job.reader import open_source
 
 #: A prompt as a row that `pagedbatch run` reads: one of `PROMPT_FIELDS`.
@@ -87,7 +87,7 @@ def read_prompts(path: str, count: int) -> list[Prompt]:
         if row.error is not None:
             raise UsageError(row.error)
         try:
-            fields = plain_fields(row.fields) if is_batch_row(row.fields) else row.fields
+            fields = plain_fields(row.fields) if row.from_batch else row.fields
         except RowError as error:
             raise UsageError(f"{row.place}: {error}") from None
         prompts.append({name: fields[name] for name in PROMPT_FIELDS if name in fields})

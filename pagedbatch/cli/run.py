@@ -25,6 +25,7 @@ _INPUT_HELP = ".jsonl, .jsonl.gz, .jsonl.zst, .csv, .parquet, - for stdin, a dat
 _TEMPLATE_HELP = r"A prompt made from columns: 'Q: {question}\nA:'. \n and \t are understood."
 _SHARD_HELP = "Run slice I of N of the rows, I from 0, after --limit; `pagedbatch merge` puts the outputs together."
 _STREAMING_HELP = "Read a dataset without downloading the whole; --limit then reads no more than it needs."
+_IGNORE_HELP = "Columns that are data, whatever their names mean as options, as A,B or repeated."
 _SERVED_HELP = "The name by which OpenAI batch rows ask for the model; others fail. (default: MODEL or its folder)"
 _LINE_HELP = "A longer line is an error row. (default: 64MiB)"
 _STRICT_HELP = "If any row can't be answered, list them all and stop before the weights are loaded."
@@ -85,6 +86,7 @@ def run(
     limit: Annotated[int | None, _input(help="Run only the first N rows.")] = None,
     shard: Annotated[str | None, _input(metavar="I/N", help=_SHARD_HELP)] = None,
     allow_duplicate_ids: Annotated[bool | None, _input("--allow-duplicate-ids", help="Rows may share an id.")] = None,
+    ignore_columns: Annotated[list[str] | None, _input(help=_IGNORE_HELP)] = None,
     served_model_name: Annotated[str | None, _input(help=_SERVED_HELP)] = None,
     max_line_bytes: Annotated[str | None, _input(help=_LINE_HELP)] = None,
     strict: Annotated[bool | None, _input("--strict", help=_STRICT_HELP)] = None,

@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 from pagedbatch.errors import UsageError
 from pagedbatch.job.feeder import Preparer
+from pagedbatch.job.field_table import PROMPT_FIELDS
 from pagedbatch.job.keep import ALL_COLUMNS
-from pagedbatch.job.prompts import PROMPT_FIELDS, template_fields
+from pagedbatch.job.prompts import template_fields
 from pagedbatch.job.reader import Source, Survey
 from pagedbatch.job.settings import RunSettings
 from pagedbatch.stats.wording import plural
@@ -27,6 +28,7 @@ def check_columns(settings: RunSettings, source: Source, found: Survey) -> None:
     place = f"{source.name}, split {settings.split}," if settings.split else source.name
     listed = ", ".join(found.columns)
     needed = [("--keep", name) for name in settings.keep if name != ALL_COLUMNS]
+    needed += [("--ignore-columns", name) for name in settings.ignore_columns]
     if settings.prompt_column is not None:
         needed.append(("--prompt-column", settings.prompt_column))
     elif settings.prompt_template is not None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pagedbatch.constraint import Constraint
 from pagedbatch.errors import RowError, UsageError
 from pagedbatch.job.catalogs import CatalogEncoder, Item, check_items, read_catalog
+from pagedbatch.job.field_table import CONSTRAINT_FIELDS
 from pagedbatch.job.json_schema import unheld_part
 from pagedbatch.job.messages import short
 from pagedbatch.params import GenerationParams
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from pagedbatch.engine.catalog import TokenTrie
     from pagedbatch.job.settings import RunSettings
     from pagedbatch.model.grammar import GrammarCompiler, GrammarKind
-
-#: The fields of a row that constrain its outputs; it takes one of them.
-CONSTRAINT_FIELDS = ("allowed_outputs", "json_schema", "regex", "grammar")
 
 #: Tries of rows that are kept: rows that list the same outputs share one.
 _MOST_TRIES = 64
@@ -125,7 +123,11 @@ def _schema_source(value: Any, name: str) -> GrammarSource:
     problem = unheld_part(value)
     if problem is not None:
         raise RowError(f"{name}: outputs can't be held to {problem}")
-    return GrammarSource("json_schema", json.dumps(value), name)
+    try:
+        text = json.dumps(value)
+    except TypeError as error:  # a table's cell can hold what JSON has no form for
+        raise RowError(f"{name} must be a JSON schema: {error}") from None
+    return GrammarSource("json_schema", text, name)
 
 
 def fit_to_constraint(params: GenerationParams, constraint: Constraint | None) -> GenerationParams:

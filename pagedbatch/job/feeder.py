@@ -15,7 +15,7 @@ from typing import Any, Generic, Self, TypeVar
 from pagedbatch.errors import RowError
 from pagedbatch.job.keep import KeptColumns
 from pagedbatch.job.messages import first_line
-from pagedbatch.job.openai_batch import check_model, is_batch_row
+from pagedbatch.job.openai_batch import check_model
 from pagedbatch.job.prompts import PromptBuilder
 from pagedbatch.job.rows import Row, RowId
 from pagedbatch.sequence import Request
@@ -63,10 +63,9 @@ class Preparer:
     def prepare(self, row: Row) -> Prepared:
         request, error = None, None
         kept = self._keep.nothing
-        from_batch = is_batch_row(row.fields)
         try:
             kept = self._keep.encode(row.fields)
-            if from_batch:
+            if row.from_batch:
                 check_model(row.fields, self._model_names)
         except RowError as problem:
             error = row.error or f"{row.place}: {problem}"
@@ -77,8 +76,8 @@ class Preparer:
                 error = str(problem)
             except Exception as problem:  # a row that brings out a bug must not cost the others their answers
                 error = f"{row.place}: can't be read: {type(problem).__name__}: {first_line(problem)}"
-        url = row.fields.get("url") if from_batch else None
-        return Prepared(Ticket(row.index, row.id, row.place, from_batch, url, kept), request, error)
+        url = row.fields.get("url") if row.from_batch else None
+        return Prepared(Ticket(row.index, row.id, row.place, row.from_batch, url, kept), request, error)
 
 
 class ReadAhead(Generic[Item]):

@@ -218,6 +218,7 @@ def _manifest(
         | {name: value for name in _LATER_SETTINGS if (value := getattr(settings, name))}
         | {name: params[name] for name in settings.generation}
         | ({} if constraint is None else {"constraint": constraint.fingerprint})
+        | ({"ignore_columns": settings.ignore_columns} if settings.ignore_columns else {})
         | shard_settings(settings.shard, rows, num_rows),
         versions=versions(),
     )

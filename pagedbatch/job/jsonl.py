@@ -13,14 +13,14 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO, NoReturn
 
 from pagedbatch.errors import UsageError
+from pagedbatch.job.field_table import JSON_CELLS
 from pagedbatch.job.messages import short
 from pagedbatch.job.rows import RawRow, RowId, is_unicode
-from pagedbatch.params import READERS
 
 _WHITE_SPACE = b" \t\r\n"  # JSON's; what else looks blank, such as a vertical tab, is part of a record
 _SKIP_BYTES = 1 << 16
@@ -32,8 +32,8 @@ STREAM_ERRORS = (EOFError, OSError, zlib.error)
 _READABLE_BYTES = 4096
 _READABLE_ID = re.compile(rb'\{\s*"(?:custom_)?id"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d{1,18})\s*[,}]')
 
-#: CSV cells of these columns hold JSON values; all others are text.
-_TYPED_COLUMNS = frozenset(READERS) - {"stop"} | {"messages", "prompt_token_ids", "priority"}
+#: Python's own words, which pandas writes.
+_PYTHON_WORDS = {"True": True, "False": False}
 
 
 def read_jsonl(stream: BinaryIO, *, max_line_bytes: int, first: int = 0) -> Iterator[RawRow]:
@@ -160,12 +160,13 @@ def csv_columns(stream: BinaryIO) -> list[str]:
     return columns
 
 
-def read_csv(stream: BinaryIO, *, max_line_bytes: int) -> Iterator[RawRow]:
+def read_csv(stream: BinaryIO, *, max_line_bytes: int, ignored: Collection[str] = ()) -> Iterator[RawRow]:
     """The rows of a CSV stream with a header line. An empty cell is a value that was not given.
 
-    Cells are text, but those of generation parameters, which are read as JSON.
+    Cells are text, but those of options that are not, which are read as JSON unless the column is `ignored`.
     """
     csv.field_size_limit(max_line_bytes)
+    typed = JSON_CELLS.difference(ignored)
     with _text(stream) as text:
         lines = _Lines(text, max_line_bytes)
         cells = csv.DictReader(lines, restkey="", strict=True)
@@ -188,7 +189,7 @@ def read_csv(stream: BinaryIO, *, max_line_bytes: int) -> Iterator[RawRow]:
             elif not all(map(is_unicode, filter(None, row.values()))):
                 yield RawRow(line=first, error="not UTF-8")
             else:
-                yield RawRow({name: _cell(name, cell) for name, cell in row.items()}, line=first)
+                yield RawRow({name: _cell(name, cell, typed) for name, cell in row.items()}, line=first)
 
 
 def _text(stream: BinaryIO) -> io.TextIOWrapper:
@@ -219,10 +220,12 @@ class _Lines:
         raise csv.Error(f"a line longer than {self._most} characters (--max-line-bytes)")
 
 
-def _cell(name: str, cell: str | None) -> Any:
+def _cell(name: str, cell: str | None, typed: Collection[str]) -> Any:
     if not cell:
         return "" if name == "prompt" and cell == "" else None
-    if name in _TYPED_COLUMNS:
+    if name in typed:
+        if cell in _PYTHON_WORDS:
+            return _PYTHON_WORDS[cell]
         with suppress(ValueError, RecursionError):
             return _DECODER.decode(cell)
     return cell

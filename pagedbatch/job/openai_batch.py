@@ -5,77 +5,83 @@ Knows no tokenizer and no engine. What a body asks for and this engine does not 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pagedbatch.errors import RowError
+from pagedbatch.job.field_table import OPTIONS, SYNONYMS
 from pagedbatch.job.messages import short
 from pagedbatch.job.openai_logprobs import chat_logprobs, completion_logprobs
-from pagedbatch.params import READERS
+from pagedbatch.job.row_fields import read_fields
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
 
-_PASSED_ON = frozenset(READERS) - {"logprobs"} | {
-    "messages", "prompt", "prompt_token_ids", "priority", "allowed_outputs", "json_schema", "regex", "grammar",
-}  # fmt: skip
-#: Of no consequence for an answer, or read below.
-_HARMLESS = {"model", "user", "metadata", "store", "service_tier", "stream_options", "parallel_tool_calls"}
-_READ_HERE = {"max_completion_tokens", "logprobs", "top_logprobs", "response_format"}
+#: What a url asks for, whoever's server and deployment it names.
+Endpoint = Literal["chat", "completions"]
+
 _ID_PREFIX = "batch_req_"
-#: Values that ask for nothing.
-_NOTHING: tuple[Any, ...] = (None, False, [], {}, {"type": "text"}, "none")
+_SCHEME_AND_HOST = re.compile(r"https?://[^/?#\s]+(?=/)", re.IGNORECASE)
+_PATH = re.compile(r"(?:/[^/?#\s]+)+/?")
 
 
 def is_batch_row(fields: Mapping[str, Any]) -> bool:
-    """Whether a row is OpenAI's: only such rows have a `custom_id`, or a `url` with a `body`."""
-    return "custom_id" in fields or ("url" in fields and "body" in fields)
+    """Whether a row is OpenAI's: only such rows have a `custom_id`, or an object as `body` beside a `url`."""
+    return "custom_id" in fields or ("url" in fields and isinstance(fields.get("body"), Mapping))
+
+
+def endpoint(url: Any) -> Endpoint | None:
+    """What a url asks for, with or without a host, a deployment as Azure has them, and a query; None: neither."""
+    if not isinstance(url, str):
+        return None
+    path = _SCHEME_AND_HOST.sub("", url.strip(), count=1).partition("?")[0]
+    if not _PATH.fullmatch(path):
+        return None
+    *before, last = path.strip("/").split("/")
+    if last != "completions":
+        return None
+    is_chat = before[-1:] == ["chat"] and before[-2:-1] != ["deployments"]
+    return "chat" if is_chat else "completions"
 
 
 def plain_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the plain row that asks for the same.
+    """The fields of the plain row that asks for the same, by our names alone.
 
     Raises:
         RowError: another endpoint or method, or the body asks for what can't be had.
     """
-    url, method, body = fields.get("url"), fields.get("method", "POST"), fields.get("body")
-    if url not in (CHAT_URL, COMPLETIONS_URL):
+    url, method, body = fields.get("url"), fields.get("method"), fields.get("body")
+    kind = endpoint(url)
+    if kind is None:
         raise RowError(f"url {short(url)} is not answered here: only {CHAT_URL} and {COMPLETIONS_URL} are")
-    if method != "POST":
+    if method is not None and (not isinstance(method, str) or method.upper() != "POST"):
         raise RowError(f"method must be 'POST', got {short(method)}")
     if not isinstance(body, Mapping):
         raise RowError(f"body must be an object, got {short(body)}")
-    for name, value in body.items():
-        if name not in _PASSED_ON | _HARMLESS | _READ_HERE and value not in _NOTHING:
-            raise RowError(f"body.{name} = {short(value)} is not supported")
-    plain = {name: body[name] for name in _PASSED_ON if body.get(name) is not None}
-    if body.get("max_completion_tokens") is not None:
-        plain["max_tokens"] = body["max_completion_tokens"]
-    plain["logprobs"] = _chat_logprobs(body) if url == CHAT_URL else body.get("logprobs")
-    schema = _response_schema(body.get("response_format"))
-    if schema is not None:
-        if "json_schema" in plain:
-            raise RowError("body.response_format and body.json_schema are given: a row takes one of them")
-        plain["json_schema"] = schema
-    needed = "messages" if url == CHAT_URL else "prompt"
+    for name, value in fields.items():
+        if value is not None and (name in OPTIONS or name in SYNONYMS):
+            raise RowError(f"{name} stands beside body, where nothing reads it: put it into body")
+    if kind == "chat" and not (body.get("logprobs") is None or isinstance(body["logprobs"], bool)):
+        raise RowError(f"body.logprobs must be true or false for chat, got {short(body['logprobs'])}")
+    plain = read_fields(body, strict=True, prefix="body.")
+    needed = "messages" if kind == "chat" else "prompt"
     if needed not in plain and "prompt_token_ids" not in plain:
         raise RowError(f"body has no {needed}")
     if isinstance(plain.get("prompt"), list):
-        plain["prompt_token_ids"] = plain.pop("prompt")
+        plain |= _listed_prompt(plain.pop("prompt"))
     return plain
 
 
-def _response_schema(value: Any) -> Any:
-    """The JSON schema that a `response_format` asks for; None where it asks for text."""
-    if value in _NOTHING:
-        return None
-    kind = value.get("type") if isinstance(value, Mapping) else None
-    if kind == "json_object":
-        return {"type": "object"}
-    described = value.get("json_schema") if kind == "json_schema" else None
-    if isinstance(described, Mapping) and described.get("schema") is not None:
-        return described["schema"]
-    raise RowError(f"body.response_format = {short(value)} is not supported")
+def _listed_prompt(value: list[Any]) -> dict[str, Any]:
+    """A prompt in a list: token ids, or a list of the one prompt, a text or token ids again."""
+    if len(value) == 1 and isinstance(value[0], str):
+        return {"prompt": value[0]}
+    if len(value) == 1 and isinstance(value[0], list):
+        return {"prompt_token_ids": value[0]}
+    if len(value) > 1 and all(isinstance(each, (str, list)) for each in value):
+        raise RowError(f"body.prompt holds {len(value)} prompts: a row takes one")
+    return {"prompt_token_ids": value}
 
 
 def check_model(fields: Mapping[str, Any], names: Container[str]) -> None:
@@ -90,14 +96,6 @@ def check_model(fields: Mapping[str, Any], names: Container[str]) -> None:
         raise RowError(f"body.model is {short(asked)}, which is not served here (--served-model-name gives it a name)")
 
 
-def _chat_logprobs(body: Mapping[str, Any]) -> Any:
-    """Chat says with a boolean whether, and with a number how many."""
-    wanted, top = body.get("logprobs"), body.get("top_logprobs")
-    if wanted not in (None, True, False):
-        raise RowError(f"body.logprobs must be true or false for chat, got {short(wanted)}")
-    return (0 if top is None else top) if wanted else None
-
-
 def answer(record: Mapping[str, Any], url: Any, model: str) -> dict[str, Any]:
     """The plain record of a row as a line of OpenAI's output file. Its ids are made from the row number, not drawn."""
     index, error = record["index"], record["error"]
@@ -106,7 +104,7 @@ def answer(record: Mapping[str, Any], url: Any, model: str) -> dict[str, Any]:
         body: dict[str, Any] = {"error": {"message": error, "type": "invalid_request_error", "code": None}}
     else:
         status, problem = 200, None
-        body = _chat_body(record) if url == CHAT_URL else _completion_body(record)
+        body = _chat_body(record) if endpoint(url) == "chat" else _completion_body(record)
         if "note" in record:
             body["note"] = record["note"]
         if "prompt_logprobs" in record:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pagedbatch.job.checks import check_columns, check_every_row, refuse_broken
+from pagedbatch.job.columns import ColumnWatch
 from pagedbatch.job.constraints import ConstraintSource, read_run_constraint
 from pagedbatch.job.feeder import Preparer
 from pagedbatch.job.keep import KeptColumns
@@ -37,15 +38,19 @@ def open_job(settings: RunSettings, notice: Callable[[str], None]) -> OpenedJob:
         UsageError: something is wrong with the settings, the input or the model.
     """
     source = open_source(settings.input, read_options(settings))
+    watch = ColumnWatch(settings)
     found = survey(
         source,
         limit=settings.limit,
         allow_duplicate_ids=settings.allow_duplicate_ids,
         on_broken=notice if settings.strict else None,
+        on_row=watch.see,
     )
     if settings.strict:
         refuse_broken(found.num_broken, found.num_rows)
+    watch.tell_near_misses(source.name, notice)
     check_columns(settings, source, found)
+    watch.refuse_lacked(source.name)
     rows = rows_to_run(settings.shard, found.num_rows)
     constraint = read_run_constraint(settings)
     text = open_text_side(settings, constraint, notice)
@@ -62,5 +67,6 @@ def read_options(settings: RunSettings) -> ReadOptions:
         subset=settings.subset,
         streaming=settings.streaming,
         max_line_bytes=settings.max_line_bytes,
+        ignore_columns=settings.ignore_columns,
         limit=settings.limit,
     )

@@ -15,15 +15,15 @@ from pagedbatch.constraint import Constraint
 from pagedbatch.errors import ParamError, RowError, UsageError
 from pagedbatch.job.constraints import ConstraintBuilder, ConstraintSource, fit_to_constraint
 from pagedbatch.job.encoder import PromptEncoder, checked_messages
+from pagedbatch.job.field_table import PLACE_FIELDS, PROMPT_FIELDS
 from pagedbatch.job.messages import short
-from pagedbatch.job.openai_batch import is_batch_row, plain_fields
+from pagedbatch.job.openai_batch import plain_fields
+from pagedbatch.job.row_fields import read_fields
 from pagedbatch.job.rows import Row, id_hash, look_up
 from pagedbatch.job.thinking import ThinkingRules
 from pagedbatch.params import READERS, GenerationParams, resolve
 from pagedbatch.readers import INT64, BadWord, integer
 from pagedbatch.sequence import Request
-
-PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,8 @@ class PromptBuilder:
         self._template_fields = template_fields(prompt_template) if prompt_template is not None else ()
         eos_token_ids = frozenset(i for i in limits.eos_token_ids if i < limits.vocab_size)
         self._thinking = ThinkingRules(tokenizer, limits.vocab_size, eos_token_ids)
+        used = {*self._template_fields, *([] if prompt_column is None else [prompt_column])}
+        self._data_columns = (used | {name.partition(".")[0] for name in used}) - READERS.keys() - {*PLACE_FIELDS}
         self._constraints = ConstraintBuilder(tokenizer, limits.vocab_size, limits.eos_token_ids, run_constraint)
 
     def request(self, row: Row) -> Request:
@@ -100,9 +102,9 @@ class PromptBuilder:
             raise RowError(row.error)
         assert row.id is not None
         try:
-            fields = plain_fields(row.fields) if is_batch_row(row.fields) else row.fields
+            fields = self._fields(row)
             params = self.resolve_params(fields)
-            whole = self._prompt_token_ids(fields, params)
+            whole = self._prompt_token_ids(fields, params, columns=fields if row.from_batch else row.fields)
             prompt = self._encoder.truncate(whole, params, self._limits.max_model_len)
             priority = _priority(fields.get("priority"))
             params = self._fit(params, len(prompt))
@@ -117,6 +119,12 @@ class PromptBuilder:
         rng_key = id_hash(row.id, params.seed)
         return Request(row.index, prompt, params, rng_key, priority, constraint, num_truncated, thinking)
 
+    def _fields(self, row: Row) -> dict[str, Any]:
+        """What a row asks for, by our names. Columns that make its prompt are data, but for our own parameters."""
+        if row.from_batch:
+            return plain_fields(row.options)
+        return read_fields({name: value for name, value in row.options.items() if name not in self._data_columns})
+
     def constraint(self, fields: Mapping[str, Any], params: GenerationParams) -> Constraint | None:
         """What a row's outputs must obey: its own constraint, else the run's.
 
@@ -126,12 +134,14 @@ class PromptBuilder:
         return self._constraints.constraint(fields, params)
 
     def resolve_params(self, fields: Mapping[str, Any]) -> GenerationParams:
-        """A row's parameters: its own over the run's over the model's.
+        """A row's parameters: its own, as `read_fields` gives them, over the run's over the model's.
 
         Raises:
             ParamError: a wrong type or value, or two that can't be combined.
         """
         own = {name: fields[name] for name in READERS if fields.get(name) is not None}
+        if (samples := fields.get("do_sample")) is not None:
+            own |= self._temperature(own) if samples else {"temperature": 0.0}
         params = resolve(self._model_defaults, self._run_settings, own)
         if params.bad_words:
             params = replace(params, bad_words=self._encoded(params.bad_words))
@@ -144,6 +154,14 @@ class PromptBuilder:
             self._check_vocabulary(name, token_ids)
         self._thinking.check_budget(params)
         return params
+
+    def _temperature(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """What `do_sample` true adds to the parameters of a row that gives no temperature."""
+        num_beams = own.get("num_beams", self._run_settings.get("num_beams"))
+        if isinstance(num_beams, int) and num_beams > 1:
+            raise ParamError(f"do_sample true can't be combined with num_beams {num_beams}: beams don't sample")
+        lower = self._run_settings.get("temperature", self._model_defaults.get("temperature"))
+        return {} if lower else {"temperature": 1.0}
 
     def _encoded(self, words: tuple[BadWord, ...]) -> tuple[tuple[int, ...], ...]:
         """Bad words as token ids: a text as it stands, and with a space before it where that is as many tokens."""
@@ -177,12 +195,14 @@ class PromptBuilder:
             return params
         return replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
 
-    def _prompt_token_ids(self, fields: Mapping[str, Any], params: GenerationParams) -> list[int]:
+    def _prompt_token_ids(
+        self, fields: Mapping[str, Any], params: GenerationParams, columns: Mapping[str, Any]
+    ) -> list[int]:
         encode = self._encoder.encode_text
         if self._prompt_column is not None:
-            return encode(_column_text(fields, self._prompt_column), params)
+            return encode(_column_text(columns, self._prompt_column), params)
         if self._prompt_template is not None:
-            values = {name: _column_text(fields, name) for name in self._template_fields}
+            values = {name: _column_text(columns, name) for name in self._template_fields}
             return encode(_fill(self._prompt_template, values), params)
         given = [name for name in PROMPT_FIELDS if fields.get(name) is not None]
         if not given:

@@ -43,13 +43,14 @@ class Source:
 
     `columns` is None where each row has its own.
 
-    `spool` keeps the copy of a stream alive.
+    `spool` keeps the copy of a stream alive. Columns in `ignored` are data, whatever their names mean as options.
     """
 
     content: Content
     columns: tuple[str, ...] | None
     read: Callable[[int], Iterator[RawRow]]
     spool: Any = None
+    ignored: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -59,7 +60,7 @@ class Source:
         """A new pass over the first `limit` rows, without those before row `first`."""
         num_rows = None if limit is None else max(0, limit - first)
         for index, raw in enumerate(islice(self.read(first), num_rows), first):
-            yield place_row(raw, index)
+            yield place_row(raw, index, self.ignored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ class ReadOptions:
     streaming: bool = False
     max_line_bytes: int = MAX_LINE_BYTES
     limit: int | None = None
+    ignore_columns: tuple[str, ...] = ()
 
 
 def open_source(name: str, options: ReadOptions = ReadOptions()) -> Source:
@@ -93,6 +95,10 @@ def open_source(name: str, options: ReadOptions = ReadOptions()) -> Source:
     Raises:
         UsageError: it is missing or not readable as any of these; one line says what to do.
     """
+    return replace(_open(name, options), ignored=frozenset(options.ignore_columns))
+
+
+def _open(name: str, options: ReadOptions) -> Source:
     if name == "-":
         _refuse_split("stdin", options)
         return _spooled("stdin", sys.stdin.buffer, options)
@@ -116,10 +122,12 @@ def survey(
     limit: int | None,
     allow_duplicate_ids: bool,
     on_broken: Callable[[str], None] | None = None,
+    on_row: Callable[[Row], None] | None = None,
 ) -> Survey:
     """Reads the whole input once: counts its rows, collects its columns, and refuses ids that stand there twice.
 
-    `on_broken` is told about each row that can't be read. Memory: eight bytes a row with an id of its own.
+    `on_broken` is told about each row that can't be read, `on_row` is shown each that can. Memory: eight bytes a row
+    with an id of its own.
 
     Raises:
         UsageError: two rows have the same id.
@@ -137,6 +145,8 @@ def survey(
             num_broken += 1
             if on_broken is not None:
                 on_broken(row.error)
+        elif on_row is not None:
+            on_row(row)
         if source.columns is None and len(columns) < _COLUMNS_LISTED:
             columns.update(dict.fromkeys(row.fields))
         if row.has_own_id and row.id is not None and row.error is None:
@@ -234,7 +244,8 @@ def _open_regular_file(name: str, path: Path, options: ReadOptions, spool: Any) 
     most = options.max_line_bytes
     if _is_csv(name, head):
         columns = tuple(csv_columns(open_stream(path)))
-        return Source(content, columns, lambda first: _read_csv(path, most, first), spool)
+        ignored = options.ignore_columns
+        return Source(content, columns, lambda first: _read_csv(path, most, first, ignored), spool)
     return Source(content, None, lambda first: _read_jsonl(path, most, first), spool)
 
 
@@ -243,9 +254,9 @@ def _read_jsonl(path: Path, max_line_bytes: int, first: int) -> Iterator[RawRow]
         yield from read_jsonl(stream, max_line_bytes=max_line_bytes, first=first)
 
 
-def _read_csv(path: Path, max_line_bytes: int, first: int) -> Iterator[RawRow]:
+def _read_csv(path: Path, max_line_bytes: int, first: int, ignored: tuple[str, ...]) -> Iterator[RawRow]:
     """Where a row of CSV begins only its reader can tell, so that those before `first` are read and dropped."""
-    return islice(read_csv(open_stream(path), max_line_bytes=max_line_bytes), first, None)
+    return islice(read_csv(open_stream(path), max_line_bytes=max_line_bytes, ignored=ignored), first, None)
 
 
 def _head(name: str, path: Path) -> bytes:

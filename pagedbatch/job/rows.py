@@ -32,7 +32,8 @@ class Row:
     """A row in its place: `index` counts the rows of the input from 0 and is the key of everything internal.
 
     `id` is what the user calls the row: given, else the row number; None where a broken row's id can't be read.
-    `error` is the whole message, place included.
+    `error` is the whole message, place included. `from_batch` tells an OpenAI batch row. Columns in `ignored` are data,
+    whatever their names mean elsewhere.
     """
 
     index: int
@@ -41,29 +42,41 @@ class Row:
     fields: Mapping[str, Any]
     line: int | None = None
     error: str | None = None
+    from_batch: bool = False
+    ignored: frozenset[str] = frozenset()
 
     @property
     def place(self) -> str:
         """Where the user finds the row."""
         return describe_place(self.index, self.line)
 
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The fields that may mean something by their names."""
+        return _without(self.fields, self.ignored)
+
 
 def describe_place(index: int, line: int | None) -> str:
     return f"row {index}" if line is None else f"line {line}"
 
 
-def place_row(raw: RawRow, index: int) -> Row:
+def place_row(raw: RawRow, index: int, ignored: frozenset[str] = frozenset()) -> Row:
     """Gives a raw row its index and id; an id of a wrong type makes it an error row."""
-    error, from_batch = raw.error, is_batch_row(raw.fields)
-    given = raw.fields.get("custom_id" if from_batch else "id")
+    options = _without(raw.fields, ignored)
+    error, from_batch = raw.error, is_batch_row(options)
+    given = options.get("custom_id" if from_batch else "id")
     if error is None and (given is not None or from_batch):
         error = _id_problem("custom_id" if from_batch else "id", given)
     if error is not None:
         message = f"{describe_place(index, raw.line)}: {error}"
-        return Row(index, raw.readable_id, raw.readable_id is not None, raw.fields, raw.line, message)
-    if given is None:
-        return Row(index, index, False, raw.fields, raw.line)
-    return Row(index, given, True, raw.fields, raw.line)
+        has_id = raw.readable_id is not None
+        return Row(index, raw.readable_id, has_id, raw.fields, raw.line, message, from_batch, ignored)
+    has_id = given is not None
+    return Row(index, given if has_id else index, has_id, raw.fields, raw.line, None, from_batch, ignored)
+
+
+def _without(fields: Mapping[str, Any], ignored: frozenset[str]) -> Mapping[str, Any]:
+    return {name: value for name, value in fields.items() if name not in ignored} if ignored else fields
 
 
 def _id_problem(name: str, value: Any) -> str | None:

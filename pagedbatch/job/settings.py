@@ -56,6 +56,7 @@ class RunSettings:
     max_line_bytes: int = 64 * 2**20
     strict: bool = False
     keep: tuple[str, ...] = ()
+    ignore_columns: tuple[str, ...] = ()
     workers: int | None = None
     ray_address: str | None = None
     restart: bool = False
@@ -188,6 +189,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "max_line_bytes": _line_size,
     "strict": _switch,
     "keep": _names,
+    "ignore_columns": _names,
     "workers": _count,
     "ray_address": _text,
     "restart": _switch,
