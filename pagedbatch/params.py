@@ -34,7 +34,8 @@ class GenerationParams:
     are numbered from `sample_index` on: a sample depends on the seed, the row's id and its number alone. `logprobs`
     K asks for the chosen token's logprob and the K most likely tokens of each position, `prompt_logprobs` K for the
     same of the prompt. `max_tokens` 0 generates nothing. `add_bos` None leaves BOS to the tokenizer.
-    `allowed_token_ids` empty allows all.
+    `allowed_token_ids` empty allows all. `continue_final_message` leaves a chat's last message open; else, unless
+    `add_generation_prompt` is False, an assistant's turn is opened behind it.
     """
 
     n: int = 1
@@ -66,6 +67,8 @@ class GenerationParams:
     truncate_prompt: str = "error"
     add_bos: bool | None = None
     system_to_user: bool = False
+    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
     length_penalty: float = 1.0
     early_stopping: bool | str = False
     num_beam_groups: int = 1
@@ -89,6 +92,11 @@ class GenerationParams:
     @property
     def sample_indices(self) -> tuple[int, ...]:
         return tuple(range(self.sample_index, self.sample_index + self.num_samples))
+
+    @property
+    def opens_assistant_turn(self) -> bool:
+        """Whether a chat's prompt ends with the beginning of an answer."""
+        return not self.continue_final_message and self.add_generation_prompt is not False
 
     @property
     def bad_words_ids(self) -> list[tuple[int, ...]]:
@@ -237,6 +245,8 @@ READERS: dict[str, Callable[[str, Any], Any]] = {
     "truncate_prompt": _choice("error", "left", "right"),
     "add_bos": _boolean,
     "system_to_user": _boolean,
+    "continue_final_message": _boolean,
+    "add_generation_prompt": _boolean,
     "length_penalty": _number,
     "early_stopping": _early_stopping,
     "num_beam_groups": _integer,
@@ -318,6 +328,10 @@ def _check(p: GenerationParams) -> None:
     for holds, message in bounds:
         if not holds:
             raise ParamError(message)
+    if p.continue_final_message and p.add_generation_prompt:
+        raise ParamError(
+            "continue_final_message and add_generation_prompt can't both be true: a turn goes on, or a new one begins"
+        )
     _check_beams(p)
     if not p.use_beam_search and p.num_samples > 1 and p.temperature == 0:
         name = "n" if p.best_of is None else "best_of"

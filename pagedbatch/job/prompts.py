@@ -9,12 +9,17 @@ import json
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from pagedbatch.constraint import Constraint
 from pagedbatch.errors import ParamError, RowError, UsageError
+from pagedbatch.job.chat_messages import checked_messages
+from pagedbatch.job.chat_options import ChatOptions, refuse_chat_options
+from pagedbatch.job.chat_template import ChatTemplate
 from pagedbatch.job.constraints import ConstraintBuilder, ConstraintSource
-from pagedbatch.job.encoder import PromptEncoder, checked_messages
+from pagedbatch.job.encoder import PromptEncoder
 from pagedbatch.job.messages import short
 from pagedbatch.job.openai_batch import is_batch_row, plain_fields
 from pagedbatch.job.rows import Row, id_hash, look_up
@@ -72,11 +77,19 @@ class PromptBuilder:
         prompt_column: str | None = None,
         prompt_template: str | None = None,
         chat: bool = False,
+        template: ChatTemplate | None = None,
         run_constraint: ConstraintSource | None = None,
         notice: Callable[[str], None],
     ) -> None:
         self._tokenizer = tokenizer
-        self._encoder = PromptEncoder(tokenizer, chat=chat, notice=notice)
+        self._chat_template = template or ChatTemplate(tokenizer, now=datetime.now())
+        self._encoder = PromptEncoder(
+            tokenizer,
+            self._chat_template,
+            chat=chat,
+            eos_token_ids=limits.eos_token_ids,
+            notice=notice,
+        )
         self._limits = limits
         self._model_defaults = model_defaults
         self._run_settings = run_settings
@@ -84,6 +97,11 @@ class PromptBuilder:
         self._prompt_template = prompt_template
         self._template_fields = template_fields(prompt_template) if prompt_template is not None else ()
         self._constraints = ConstraintBuilder(tokenizer, limits.vocab_size, limits.eos_token_ids, run_constraint)
+
+    @property
+    def date(self) -> str | None:
+        """The day that the chat template writes into prompts; None where it writes none."""
+        return self._chat_template.date
 
     def request(self, row: Row) -> Request:
         """The request of a row.
@@ -99,6 +117,7 @@ class PromptBuilder:
             params = self.resolve_params(fields)
             whole = self._prompt_token_ids(fields, params)
             prompt = self._encoder.truncate(whole, params, self._limits.max_model_len)
+            self._check_embedded(prompt)
             priority = _priority(fields.get("priority"))
             params = self._fit(params, len(prompt))
             constraint = self.constraint(fields, params)
@@ -169,12 +188,11 @@ class PromptBuilder:
         return replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
 
     def _prompt_token_ids(self, fields: Mapping[str, Any], params: GenerationParams) -> list[int]:
-        encode = self._encoder.encode_text
         if self._prompt_column is not None:
-            return encode(_column_text(fields, self._prompt_column), params)
+            return self._encode(_column_text(fields, self._prompt_column), fields, params)
         if self._prompt_template is not None:
             values = {name: _column_text(fields, name) for name in self._template_fields}
-            return encode(_fill(self._prompt_template, values), params)
+            return self._encode(_fill(self._prompt_template, values), fields, params)
         given = [name for name in PROMPT_FIELDS if fields.get(name) is not None]
         if not given:
             raise RowError("no prompt: the row needs prompt, messages or prompt_token_ids")
@@ -182,18 +200,48 @@ class PromptBuilder:
             raise RowError(f"{' and '.join(given)} are given: a row takes one of them")
         value = fields[given[0]]
         if given[0] == "prompt_token_ids":
+            refuse_chat_options(fields)
             return self._checked_token_ids(value)
         if given[0] == "messages":
-            return self._encoder.encode_messages(checked_messages(value), params)
+            return self._encoder.encode_messages(checked_messages(value), params, ChatOptions.read(fields, params))
         if not isinstance(value, str):
             raise RowError(f"prompt must be text, got {short(value)}")
-        return encode(value, params)
+        return self._encode(value, fields, params)
+
+    def _encode(self, text: str, fields: Mapping[str, Any], params: GenerationParams) -> list[int]:
+        """A prompt that was given as text. Columns that it was made of are data, whatever their names."""
+        used = {name.partition(".")[0] for name in (self._prompt_column, *self._template_fields) if name is not None}
+        fields = {name: value for name, value in fields.items() if name not in used}
+        if not self._encoder.wraps_texts:
+            refuse_chat_options(fields)
+        return self._encoder.encode_text(text, params, ChatOptions.read(fields, params))
 
     def _checked_token_ids(self, value: Any) -> list[int]:
         if not isinstance(value, list) or not all(type(token_id) is int for token_id in value):
             raise RowError(f"prompt_token_ids must be a list of integers, got {short(value)}")
         self._check_vocabulary("prompt_token_ids", value)
+        if value and max(value) > self._last_token_id:
+            raise RowError(
+                f"prompt_token_ids: {max(value)} is no token of this model's tokenizer, whose last id is "
+                f"{self._last_token_id}: ids above it are padding"
+            )
         return list(value)
+
+    @cached_property
+    def _last_token_id(self) -> int:
+        """The largest id that the tokenizer has a token for; the model may have more."""
+        return max(self._tokenizer.get_vocab().values(), default=-1)
+
+    def _check_embedded(self, token_ids: list[int]) -> None:
+        """Refuses a prompt with a token that the tokenizer has and the model has not."""
+        size = self._limits.vocab_size
+        if token_ids and max(token_ids) >= size:
+            token_id = max(token_ids)
+            token = self._tokenizer.convert_ids_to_tokens(token_id)
+            raise RowError(
+                f"the prompt holds {token!r}, token id {token_id}, which this model lacks: its embedding table has "
+                f"{size} rows"
+            )
 
     def _check_vocabulary(self, name: str, token_ids: Any) -> None:
         size = self._limits.vocab_size
