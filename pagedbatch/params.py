@@ -57,7 +57,8 @@ class GenerationParams:
     same of the prompt. `max_tokens` 0 generates nothing. `add_bos` None leaves BOS to the tokenizer.
     `thinking_budget` None lets the thinking part of an output be as long as it likes.
     `merge_end_tokens`: beams that differ in their end token alone are one, with the likeliest.
-    `allowed_token_ids` empty allows all.
+    `allowed_token_ids` empty allows all. `continue_final_message` leaves a chat's last message open; else, unless
+    `add_generation_prompt` is False, an assistant's turn is opened behind it.
     """
 
     n: int = 1
@@ -89,6 +90,8 @@ class GenerationParams:
     truncate_prompt: str = "error"
     add_bos: bool | None = None
     system_to_user: bool = False
+    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
     length_penalty: float = 1.0
     early_stopping: bool | str = False
     merge_end_tokens: bool = False
@@ -114,6 +117,11 @@ class GenerationParams:
     @property
     def sample_indices(self) -> tuple[int, ...]:
         return tuple(range(self.sample_index, self.sample_index + self.num_samples))
+
+    @property
+    def opens_assistant_turn(self) -> bool:
+        """Whether a chat's prompt ends with the beginning of an answer."""
+        return not self.continue_final_message and self.add_generation_prompt is not False
 
     @property
     def bad_words_ids(self) -> list[tuple[int, ...]]:
@@ -168,6 +176,8 @@ READERS: dict[str, Reader] = {
     "truncate_prompt": choice("error", "left", "right"),
     "add_bos": boolean,
     "system_to_user": boolean,
+    "continue_final_message": boolean,
+    "add_generation_prompt": boolean,
     "length_penalty": number(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY),
     "early_stopping": early_stopping,
     "merge_end_tokens": boolean,
@@ -223,6 +233,10 @@ def _check(p: GenerationParams) -> None:
         raise ParamError(f"best_of {p.best_of} is below n {p.n}: so many samples must be drawn")
     if p.min_tokens > p.max_tokens:
         raise ParamError(f"min_tokens {p.min_tokens} is above max_tokens {p.max_tokens}")
+    if p.continue_final_message and p.add_generation_prompt:
+        raise ParamError(
+            "continue_final_message and add_generation_prompt can't both be true: a turn goes on, or a new one begins"
+        )
     _check_beams(p)
     if not p.use_beam_search and p.num_samples > 1 and p.temperature == 0:
         name = "n" if p.best_of is None else "best_of"

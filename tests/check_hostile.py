@@ -47,9 +47,7 @@ def main() -> None:
             assert healthy_among(records) == alone
 
         check()
-        print(
-            f"{counts['jobs']} jobs: {counts['answers']:,} rows answered, {counts['errors']:,} errors; all healthy rows as alone"
-        )
+        print(f"{counts}: all healthy rows as alone")
 
 
 if __name__ == "__main__":

@@ -102,7 +102,8 @@ KINDS: dict[str, Callable[[], bytes]] = {
 }
 assert len(KINDS) == 50
 
-_NAMES = sorted(READERS) + [
+_NAMES = [
+    *sorted(READERS),
     "prompt", "messages", "prompt_token_ids", "id", "priority", "allowed_outputs", "json_schema", "regex", "grammar",
     "tools", "tool_choice", "chat_template_kwargs", "enable_thinking", "continue_final_message",
     "add_generation_prompt", "response_format", "max_new_tokens", "max_completion_tokens", "num_return_sequences",
@@ -122,8 +123,8 @@ _FLOATS = st.one_of(
 )
 _TEXTS = st.one_of(
     st.text(max_size=12),
-    st.sampled_from(["", "true", "5", "auto", "\x1b[31m", "\x00", "\ud800", "[red]", "a" * 5000, "user", "<bos>", "\N{GRINNING FACE}"]),
-)  # fmt: skip
+    st.sampled_from(["", "true", "5", "auto", "user", "<bos>", "\x1b[31m", "\x00", "\ud800", "[red]", "a" * 5000]),
+)
 _LEAVES = st.one_of(st.none(), st.booleans(), _INTEGERS, _FLOATS, _TEXTS)
 _VALUES = st.recursive(
     _LEAVES,

@@ -9,8 +9,8 @@ from transformers import AutoConfig
 from typer.testing import CliRunner
 
 from pagedbatch.cli.app import app
-from pagedbatch.model.facts import model_facts
 from pagedbatch.model.context_length import max_model_len
+from pagedbatch.model.facts import model_facts
 from pagedbatch.model.support import common_window, sliding_windows, what_is_missing
 
 

@@ -176,7 +176,10 @@ def test_text_parts_are_joined(tokenizer: Any) -> None:
 
 
 def test_a_template_that_refuses_is_the_rows_error(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system\\nrole') }}{% endif %}x"
+    template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system\\nrole') }}{% endif %}"
+        "{{ messages[0].content }}"
+    )
     monkeypatch.setattr(tokenizer, "chat_template", template)
     builder = _builder(tokenizer)
     message = _refusal(builder, {"messages": [{"role": "system", "content": "be brief"}]})

@@ -33,6 +33,10 @@ _OUTPUT_HELP = "Records in input order, as JSONL; as Parquet if the name ends in
 _KEEP_HELP = "Columns to carry into the records, as a,b.c or repeated; * for all."
 _RETRY_HELP = "Run rows again that ended as errors."
 _SYSTEM_HELP = "Move system messages into the first user message, for templates that refuse them."
+_KWARGS_HELP = """JSON object of variables for the chat template: '{"enable_thinking": false}'; rows may add theirs."""
+_CONTINUE_HELP = "Go on with an assistant message that stands last, instead of closing it. (default: off)"
+_TURN_HELP = "Open an assistant's turn behind the messages. (default: on)"
+_DATE_HELP = "The day, as YYYY-MM-DD, that a chat template writes as today's. (default: that of the run's first start)"
 _BOS_HELP = "Put BOS before text prompts, or don't. (default: the tokenizer's way, and never a second one)"
 _TRUNCATE_HELP = (
     "left or right cuts a prompt too long for an output, down to half the context at most. (default: error)"
@@ -79,6 +83,10 @@ def run(
     prompt_column: Annotated[str | None, _input(help="Column that holds the prompt.")] = None,
     prompt_template: Annotated[str | None, _input(help=_TEMPLATE_HELP)] = None,
     chat: Annotated[bool | None, _input("--chat/--no-chat", help="Wrap prompts in the chat template.")] = None,
+    chat_template_kwargs: Annotated[str | None, _input(metavar="JSON", help=_KWARGS_HELP)] = None,
+    continue_final_message: Annotated[bool | None, _input(help=_CONTINUE_HELP)] = None,
+    add_generation_prompt: Annotated[bool | None, _input(help=_TURN_HELP)] = None,
+    date: Annotated[str | None, _input(metavar="DAY", help=_DATE_HELP)] = None,
     system_to_user: Annotated[bool | None, _input(help=_SYSTEM_HELP)] = None,
     add_bos: Annotated[bool | None, _input(help=_BOS_HELP)] = None,
     truncate_prompt: Annotated[str | None, _input(help=_TRUNCATE_HELP)] = None,
@@ -167,8 +175,9 @@ def given_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
         given[name] = None if texts is None else [_unescape(text) for text in texts]
     if given["prompt_template"] is not None:
         given["prompt_template"] = _unescape(given["prompt_template"])
-    if given["logit_bias"] is not None:
-        given["logit_bias"] = _json_object("--logit-bias", given["logit_bias"])
+    for name in ("logit_bias", "chat_template_kwargs"):
+        text = given[name]
+        given[name] = None if text is None else _json_object(f"--{name.replace('_', '-')}", text)
     return given
 
 

@@ -5,30 +5,51 @@ Knows a Hugging Face tokenizer; no columns, no rows and no engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
+from functools import cached_property
 from typing import Any
 
 from pagedbatch.errors import ParamError, RowError, UsageError
-from pagedbatch.job.messages import first_line, short
+from pagedbatch.job.chat_messages import Message
+from pagedbatch.job.chat_options import ChatOptions
+from pagedbatch.job.chat_template import ChatTemplate
 from pagedbatch.job.rows import is_unicode
 from pagedbatch.params import GenerationParams
 
-Message = dict[str, Any]
-
 
 class PromptEncoder:
-    """Encodes prompts. With `chat`, texts are wrapped in the chat template; `notice` takes one line, once."""
+    """Encodes prompts. With `chat`, texts are wrapped in the chat template.
 
-    def __init__(self, tokenizer: Any, *, chat: bool, notice: Callable[[str], None]) -> None:
-        if chat and not tokenizer.chat_template:
+    `eos_token_ids` are the model's; `notice` takes a line about what is done to prompts, once each.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        template: ChatTemplate,
+        *,
+        chat: bool,
+        eos_token_ids: Collection[int] = (),
+        notice: Callable[[str], None],
+    ) -> None:
+        if chat and not template.exists:
             raise UsageError("--chat: this model's tokenizer has no chat template; leave it out or choose a chat model")
         self._tokenizer = tokenizer
+        self._template = template
         self._chat = chat
+        self._eos_token_ids = frozenset(eos_token_ids)
         self._notice = notice
-        self._told_of_bos = False
+        self._told: set[str] = set()
 
-    def encode_text(self, text: str, params: GenerationParams) -> list[int]:
+    @property
+    def wraps_texts(self) -> bool:
+        """Whether a text is made a chat."""
+        return self._chat
+
+    def encode_text(self, text: str, params: GenerationParams, options: ChatOptions) -> list[int]:
         """BOS stands once, where the tokenizer wants one; `params.add_bos` forces one in front, or none.
+
+        An end token that the tokenizer itself puts behind a text is left out: nothing is to follow it.
 
         Raises:
             RowError: the text can't be encoded.
@@ -36,7 +57,7 @@ class PromptEncoder:
         if not is_unicode(text):
             raise RowError("the prompt holds half of a surrogate pair, which is not Unicode text")
         if self._chat:
-            return self.encode_messages([{"role": "user", "content": text}], params)
+            return self.encode_messages([{"role": "user", "content": text}], params, options)
         bos = self._tokenizer.bos_token_id
         if params.add_bos is not None:
             token_ids = self._ids(text, add_special_tokens=False)
@@ -46,28 +67,42 @@ class PromptEncoder:
                 raise ParamError("add_bos: this model's tokenizer has no BOS token")
             return [bos, *token_ids]
         token_ids = self._ids(text, add_special_tokens=True)
+        end = self._appended_end
+        if end and token_ids[-len(end) :] == end:
+            token_ids = token_ids[: -len(end)]
+            name = "".join(self._tokenizer.convert_ids_to_tokens(end))
+            self._tell_once(f"the tokenizer puts the end token {name} behind every prompt: it is left out")
         if bos is None or token_ids[:2] != [bos, bos]:
             return token_ids
-        if not self._told_of_bos:
-            self._told_of_bos = True
-            self._notice("a prompt begins with BOS itself: it gets no second one (--add-bos forces it)")
+        self._tell_once("a prompt begins with BOS itself: it gets no second one (--add-bos forces it)")
         return token_ids[1:]
 
-    def encode_messages(self, messages: list[Message], params: GenerationParams) -> list[int]:
+    def encode_messages(self, messages: list[Message], params: GenerationParams, options: ChatOptions) -> list[int]:
         """A chat through the model's template, which writes every special token itself.
 
         Raises:
-            RowError: there is no template, or it refuses the messages.
+            RowError: there is no template, it refuses the messages, or drops what was asked for.
         """
-        if not self._tokenizer.chat_template:
-            raise RowError("messages need a chat template, and this model's tokenizer has none: give a prompt")
-        if params.system_to_user:
-            messages = fold_system(messages)
-        try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # a template is the model's own code, and jinja raises what it likes
-            raise RowError(f"the chat template refuses the messages: {first_line(error)}") from None
+        text = self._template.render(messages, options, system_to_user=params.system_to_user)
+        if not is_unicode(text):
+            raise RowError("the chat holds half of a surrogate pair, which is not Unicode text")
         return self._ids(text, add_special_tokens=False)
+
+    @cached_property
+    def _appended_end(self) -> list[int]:
+        """What the tokenizer puts behind a text, from its first end token on; empty where it appends none."""
+        bare, whole = (self._ids("a", add_special_tokens=special) for special in (False, True))
+        start = next((i for i in range(len(whole)) if bare and whole[i : i + len(bare)] == bare), None)
+        appended = [] if start is None else whole[start + len(bare) :]
+        if not appended:
+            return []
+        ends = self._eos_token_ids | {self._tokenizer.eos_token_id, self._tokenizer.sep_token_id}
+        return appended if not ends.isdisjoint(appended) else []
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._notice(text)
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # verbose: how long a prompt may be is checked, and said, elsewhere
@@ -87,46 +122,3 @@ class PromptEncoder:
             return token_ids[:num_kept]
         head = token_ids[:1] if token_ids[0] == self._tokenizer.bos_token_id else []
         return head + token_ids[len(token_ids) - num_kept + len(head) :]
-
-
-def fold_system(messages: list[Message]) -> list[Message]:
-    """The same chat without system messages: their text begins the first user message, with an empty line between."""
-    system = [message["content"] or "" for message in messages if message["role"] == "system"]
-    others = [message for message in messages if message["role"] != "system"]
-    if not system:
-        return messages
-    for i, message in enumerate(others):
-        if message["role"] == "user":
-            others[i] = {**message, "content": "\n\n".join([*system, message["content"] or ""])}
-            return others
-    return [{"role": "user", "content": "\n\n".join(system)}, *others]
-
-
-def checked_messages(value: Any) -> list[Message]:
-    """A row's messages, the text parts of each joined.
-
-    Raises:
-        RowError: they are not messages, or hold more than text.
-    """
-    if not isinstance(value, list) or not value:
-        raise RowError(f"messages must be a list of at least one message, got {short(value)}")
-    return [_checked_message(i, message) for i, message in enumerate(value)]
-
-
-def _checked_message(i: int, message: Any) -> dict[str, Any]:
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise RowError(f"messages[{i}] must be an object with a role and a content, got {short(message)}")
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "".join(_text_part(i, part) for part in content)
-    if content is not None and not isinstance(content, str):
-        raise RowError(f"messages[{i}].content must be text, got {short(content)}")
-    if not is_unicode(f"{message['role']}{content}"):
-        raise RowError(f"messages[{i}] holds half of a surrogate pair, which is not Unicode text")
-    return {**message, "content": content}
-
-
-def _text_part(i: int, part: Any) -> str:
-    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
-    raise RowError(f"messages[{i}].content: only text parts can be read, got {short(part)}")

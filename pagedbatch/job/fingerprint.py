@@ -93,7 +93,7 @@ def _ends_a_line(path: Path, size: int) -> bool:
 def model_fingerprint(model: str) -> str:
     """A hash of what a model's files say: whole texts, and of the weights their size, their header and samples.
 
-    A Hub id that is in the local cache is named by its commit.
+    A Hub id that is in the local cache is named by its commit; what is no model at all by its own name.
     """
     path = Path(model).expanduser()
     if path.is_file():
@@ -101,8 +101,12 @@ def model_fingerprint(model: str) -> str:
     if path.is_dir():
         return _digest(part for file in sorted(path.iterdir()) for part in _model_parts(file))
     from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
-    config = try_to_load_from_cache(model, "config.json")
+    try:
+        config = try_to_load_from_cache(model, "config.json")
+    except HFValidationError:  # loading it will say so
+        return model
     return Path(config).parent.name if isinstance(config, str) else model
 
 

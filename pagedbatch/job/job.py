@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from pagedbatch.errors import PagedBatchError, RunError, UsageError
@@ -13,6 +13,7 @@ from pagedbatch.job.answers import Answer, AnswerWriter
 from pagedbatch.job.constraints import ConstraintSource
 from pagedbatch.job.fingerprint import model_fingerprint
 from pagedbatch.job.finish import EXIT_ROWS_FAILED, clear_leftovers, read_stats, write_output, write_stats
+from pagedbatch.job.first_start import first_start
 from pagedbatch.job.hub import go_offline_if_needed
 from pagedbatch.job.interrupts import EXIT_INTERRUPTED, Interrupts
 from pagedbatch.job.journal import Journal
@@ -20,7 +21,7 @@ from pagedbatch.job.journal_lines import Manifest, ModelIdentity
 from pagedbatch.job.loop import RowsView, Totals
 from pagedbatch.job.messages import finished_of
 from pagedbatch.job.one_process import OneProcess
-from pagedbatch.job.opening import OpenedJob, open_job
+from pagedbatch.job.opening import OpenedJob, open_input, open_job
 from pagedbatch.job.output import OutputPaths, output_paths
 from pagedbatch.job.reader import Source, Survey
 from pagedbatch.job.records import RecordWriter
@@ -36,7 +37,7 @@ from pagedbatch.stats.wording import plural
 #: Settings that decide what is written, beside the generation parameters. The others change only how fast.
 _RESULT_SETTINGS = (
     "split", "subset", "prompt_column", "prompt_template", "chat", "generation_config", "dtype", "trust_remote_code",
-    "keep", "max_line_bytes", "served_model_name",
+    "keep", "max_line_bytes", "served_model_name", "chat_template_kwargs", "date",
 )  # fmt: skip
 #: The same, in a manifest only where they are set: those that earlier versions wrote lack them.
 _LATER_SETTINGS = ("max_model_len", "ignore_adapter")
@@ -89,9 +90,17 @@ def run_job(settings: RunSettings, ui: Ui) -> JobResult:
         raise UsageError("--shard needs a file as --output: pagedbatch merge reads the stats that stand beside it")
     go_offline_if_needed(settings.input, settings.model)
     with Interrupts() as interrupts:
-        opened = open_job(settings, ui.notice)
-        source, rows, constraint, text = opened.source, opened.rows, opened.constraint, opened.text
-        manifest = _manifest(settings, source, rows, opened.found.num_rows, constraint)
+        given = open_input(settings, ui.notice)
+        source, rows, constraint = given.source, given.rows, given.constraint
+        manifest = _manifest(settings, source, rows, given.found.num_rows, constraint)
+        resumable = None if paths is None or settings.restart else paths.journal
+        manifest = replace(manifest, started=first_start(resumable, manifest))
+        settings = replace(settings, started=manifest.started)
+        opened = open_job(settings, given, ui.notice)
+        text = opened.text
+        date = _date_written(settings, opened)
+        if settings.shard is not None and date is not None and settings.date is None:
+            ui.notice(f"the chat template writes the date, {date}: --date gives all shards the same")
         with _open_journal(settings, manifest, rows, paths) as journal:
             clear_leftovers(paths)
             _tell_resumed(journal, rows, ui)
@@ -185,9 +194,13 @@ class _Run:
     def _stats(self) -> dict[str, Any]:
         totals = self.engines.totals
         first_step_at = totals.first_step_at
+        date = _date_written(self.settings, self.opened)
         stats = build_stats(
             settings=describe_settings(
-                self.settings, self.opened.text.params, self.opened.text.defaults.generation, used=self.engines.used()
+                self.settings,
+                self.opened.text.params,
+                self.opened.text.defaults.generation,
+                used=self.engines.used() | ({} if date is None else {"date": date}),
             ),
             num_rows=len(self.unfinished.rows),
             journal=self.journal,
@@ -197,7 +210,9 @@ class _Run:
             workers=self.engines.workers(),
         )
         if self.settings.shard is not None:
-            stats["shard"] = describe_shard(self.manifest, self.unfinished.rows, self.opened.found.num_rows)
+            shard = describe_shard(self.manifest, self.unfinished.rows, self.opened.found.num_rows)
+            shard["settings"] |= {"date": date}  # parts with another date in their prompts are not of one run
+            stats["shard"] = shard
         return stats
 
     def _resume_hint(self) -> str:
@@ -211,9 +226,13 @@ def _manifest(
     settings: RunSettings, source: Source, rows: range, num_rows: int, constraint: ConstraintSource | None
 ) -> Manifest:
     params = asdict(resolve({}, settings.generation))
+    try:
+        fingerprint = model_fingerprint(settings.model)
+    except OSError as error:
+        raise UsageError(f"can't read {settings.model}: {error.strerror}") from None
     return Manifest(
         input=source.content,
-        model=ModelIdentity(settings.model, model_fingerprint(settings.model)),
+        model=ModelIdentity(settings.model, fingerprint),
         settings={name: getattr(settings, name) for name in _RESULT_SETTINGS}
         | {name: value for name in _LATER_SETTINGS if (value := getattr(settings, name))}
         | {name: params[name] for name in settings.generation}
@@ -222,6 +241,13 @@ def _manifest(
         | shard_settings(settings.shard, rows, num_rows),
         versions=versions(),
     )
+
+
+def _date_written(settings: RunSettings, opened: OpenedJob) -> str | None:
+    """The day that the chat template writes into prompts of this run; None where there are no chats or no date."""
+    made = settings.prompt_column is not None or settings.prompt_template is not None
+    has_chats = not made and any(name in opened.found.columns for name in ("messages", "custom_id", "body"))
+    return opened.text.prompts.date if settings.chat or has_chats else None
 
 
 def _open_journal(settings: RunSettings, manifest: Manifest, rows: range, paths: OutputPaths | None) -> Journal:

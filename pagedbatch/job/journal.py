@@ -296,7 +296,7 @@ class Journal:
             raise UsageError(f"{self._path} is of another run ({'; '.join(differences)}): {_ADVICE}")
         self.stored_versions = stored["versions"]
         os.ftruncate(self._descriptor, self._end)
-        if stored["input"] != manifest.input.stored():
+        if stored["input"] != manifest.input.stored() or stored.get("started") != manifest.started:
             self._write(manifest.encode())
         os.fsync(self._descriptor)
         if retry_errors:

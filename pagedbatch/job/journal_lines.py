@@ -27,15 +27,17 @@ class ModelIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What the results of a run depend on, and for the record the versions that made them.
+    """What the results of a run depend on, and for the record the versions that made them and when it first started.
 
-    Two runs whose manifests differ in anything but `versions`, or in rows added to the input, don't share a journal.
+    Two runs whose manifests differ in anything but `versions` and `started`, or in rows added to the input, don't share
+    a journal.
     """
 
     input: Content
     model: ModelIdentity
     settings: Mapping[str, Any]
     versions: Mapping[str, str]
+    started: str | None = None
 
     def stored(self) -> dict[str, Any]:
         return {
@@ -44,6 +46,7 @@ class Manifest:
             "model": {"name": self.model.name, "fingerprint": self.model.fingerprint},
             "settings": json.loads(json.dumps(dict(self.settings))),
             "versions": dict(self.versions),
+            "started": self.started,
         }
 
     def encode(self) -> bytes:

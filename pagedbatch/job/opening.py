@@ -20,6 +20,16 @@ from pagedbatch.job.startup import TextSide, open_text_side
 
 
 @dataclass(frozen=True, slots=True)
+class OpenedInput:
+    """An input that was surveyed. `rows` are those that are to be answered, `constraint` is that of all of them."""
+
+    source: Source
+    found: Survey
+    rows: range
+    constraint: ConstraintSource | None
+
+
+@dataclass(frozen=True, slots=True)
 class OpenedJob:
     """An input that was surveyed, and what makes requests of its rows. `rows` are those that are to be answered."""
 
@@ -31,11 +41,11 @@ class OpenedJob:
     preparer: Preparer
 
 
-def open_job(settings: RunSettings, notice: Callable[[str], None]) -> OpenedJob:
-    """Opens the input and loads the tokenizer; with `strict`, goes through every row.
+def open_input(settings: RunSettings, notice: Callable[[str], None]) -> OpenedInput:
+    """Opens the input and goes through it once.
 
     Raises:
-        UsageError: something is wrong with the settings, the input or the model.
+        UsageError: something is wrong with the settings or the input.
     """
     source = open_source(settings.input, read_options(settings))
     watch = ColumnWatch(settings)
@@ -52,12 +62,20 @@ def open_job(settings: RunSettings, notice: Callable[[str], None]) -> OpenedJob:
     check_columns(settings, source, found)
     watch.refuse_lacked(source.name)
     rows = rows_to_run(settings.shard, found.num_rows)
-    constraint = read_run_constraint(settings)
-    text = open_text_side(settings, constraint, notice)
+    return OpenedInput(source, found, rows, read_run_constraint(settings))
+
+
+def open_job(settings: RunSettings, given: OpenedInput, notice: Callable[[str], None]) -> OpenedJob:
+    """Loads the tokenizer; with `strict`, goes through every row.
+
+    Raises:
+        UsageError: something is wrong with the settings, the rows or the model.
+    """
+    text = open_text_side(settings, given.constraint, notice)
     preparer = Preparer(text.prompts, KeptColumns(settings.keep), settings.model_names)
     if settings.strict:
-        check_every_row(source, found, preparer, notice)
-    return OpenedJob(source, found, rows, constraint, text, preparer)
+        check_every_row(given.source, given.found, preparer, notice)
+    return OpenedJob(given.source, given.found, given.rows, given.constraint, text, preparer)
 
 
 def read_options(settings: RunSettings) -> ReadOptions:

@@ -9,12 +9,17 @@ import json
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from pagedbatch.constraint import Constraint
 from pagedbatch.errors import ParamError, RowError, UsageError
+from pagedbatch.job.chat_messages import checked_messages
+from pagedbatch.job.chat_options import ChatOptions, refuse_chat_options
+from pagedbatch.job.chat_template import ChatTemplate
 from pagedbatch.job.constraints import ConstraintBuilder, ConstraintSource, fit_to_constraint
-from pagedbatch.job.encoder import PromptEncoder, checked_messages
+from pagedbatch.job.encoder import PromptEncoder
 from pagedbatch.job.field_table import PLACE_FIELDS, PROMPT_FIELDS
 from pagedbatch.job.messages import short
 from pagedbatch.job.openai_batch import plain_fields
@@ -74,12 +79,20 @@ class PromptBuilder:
         prompt_column: str | None = None,
         prompt_template: str | None = None,
         chat: bool = False,
+        template: ChatTemplate | None = None,
         run_constraint: ConstraintSource | None = None,
         notice: Callable[[str], None],
     ) -> None:
         self._tokenizer = tokenizer
-        self._encoder = PromptEncoder(tokenizer, chat=chat, notice=notice)
         self._chat = chat
+        self._chat_template = template or ChatTemplate(tokenizer, now=datetime.now())
+        self._encoder = PromptEncoder(
+            tokenizer,
+            self._chat_template,
+            chat=chat,
+            eos_token_ids=limits.eos_token_ids,
+            notice=notice,
+        )
         self._limits = limits
         self._model_defaults = model_defaults
         self._run_settings = run_settings
@@ -91,6 +104,11 @@ class PromptBuilder:
         used = {*self._template_fields, *([] if prompt_column is None else [prompt_column])}
         self._data_columns = (used | {name.partition(".")[0] for name in used}) - READERS.keys() - {*PLACE_FIELDS}
         self._constraints = ConstraintBuilder(tokenizer, limits.vocab_size, limits.eos_token_ids, run_constraint)
+
+    @property
+    def date(self) -> str | None:
+        """The day that the chat template writes into prompts; None where it writes none."""
+        return self._chat_template.date
 
     def request(self, row: Row) -> Request:
         """The request of a row.
@@ -106,6 +124,7 @@ class PromptBuilder:
             params = self.resolve_params(fields)
             whole = self._prompt_token_ids(fields, params, columns=fields if row.from_batch else row.fields)
             prompt = self._encoder.truncate(whole, params, self._limits.max_model_len)
+            self._check_embedded(prompt)
             priority = _priority(fields.get("priority"))
             params = self._fit(params, len(prompt))
             thinking = self._thinking.part(prompt, params, is_chat=self._is_chat(fields))
@@ -198,12 +217,11 @@ class PromptBuilder:
     def _prompt_token_ids(
         self, fields: Mapping[str, Any], params: GenerationParams, columns: Mapping[str, Any]
     ) -> list[int]:
-        encode = self._encoder.encode_text
         if self._prompt_column is not None:
-            return encode(_column_text(columns, self._prompt_column), params)
+            return self._encode(_column_text(columns, self._prompt_column), fields, params)
         if self._prompt_template is not None:
             values = {name: _column_text(columns, name) for name in self._template_fields}
-            return encode(_fill(self._prompt_template, values), params)
+            return self._encode(_fill(self._prompt_template, values), fields, params)
         given = [name for name in PROMPT_FIELDS if fields.get(name) is not None]
         if not given:
             raise RowError("no prompt: the row needs prompt, messages or prompt_token_ids")
@@ -211,12 +229,19 @@ class PromptBuilder:
             raise RowError(f"{' and '.join(given)} are given: a row takes one of them")
         value = fields[given[0]]
         if given[0] == "prompt_token_ids":
+            refuse_chat_options(fields)
             return self._checked_token_ids(value)
         if given[0] == "messages":
-            return self._encoder.encode_messages(checked_messages(value), params)
+            return self._encoder.encode_messages(checked_messages(value), params, ChatOptions.read(fields, params))
         if not isinstance(value, str):
             raise RowError(f"prompt must be text, got {short(value)}")
-        return encode(value, params)
+        return self._encode(value, fields, params)
+
+    def _encode(self, text: str, fields: Mapping[str, Any], params: GenerationParams) -> list[int]:
+        """A prompt that was given as text."""
+        if not self._encoder.wraps_texts:
+            refuse_chat_options(fields)
+        return self._encoder.encode_text(text, params, ChatOptions.read(fields, params))
 
     def _is_chat(self, fields: Mapping[str, Any]) -> bool:
         """Whether the chat template makes the row's prompt."""
@@ -228,7 +253,28 @@ class PromptBuilder:
         if not isinstance(value, list) or not all(type(token_id) is int for token_id in value):
             raise RowError(f"prompt_token_ids must be a list of integers, got {short(value)}")
         self._check_vocabulary("prompt_token_ids", value)
+        if value and max(value) > self._last_token_id:
+            raise RowError(
+                f"prompt_token_ids: {max(value)} is no token of this model's tokenizer, whose last id is "
+                f"{self._last_token_id}: ids above it are padding"
+            )
         return list(value)
+
+    @cached_property
+    def _last_token_id(self) -> int:
+        """The largest id that the tokenizer has a token for; the model may have more."""
+        return max(self._tokenizer.get_vocab().values(), default=-1)
+
+    def _check_embedded(self, token_ids: list[int]) -> None:
+        """Refuses a prompt with a token that the tokenizer has and the model has not."""
+        size = self._limits.vocab_size
+        if token_ids and max(token_ids) >= size:
+            token_id = max(token_ids)
+            token = self._tokenizer.convert_ids_to_tokens(token_id)
+            raise RowError(
+                f"the prompt holds {token!r}, token id {token_id}, which this model lacks: its embedding table has "
+                f"{size} rows"
+            )
 
     def _check_vocabulary(self, name: str, token_ids: Any) -> None:
         size = self._limits.vocab_size

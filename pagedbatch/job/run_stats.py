@@ -35,7 +35,7 @@ def describe_settings(
     """Each setting's value and source; `used` adds what an `auto` came to. `params` are a plain row's."""
     described: dict[str, dict[str, Any]] = {}
     for field in fields(RunSettings):
-        if field.name not in ("generation", "origins"):
+        if field.name not in ("generation", "origins", "started"):
             value = getattr(settings, field.name)
             described[field.name] = {"value": value, "source": settings.origin(field.name)}
     for name, value in asdict(params).items():

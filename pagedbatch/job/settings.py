@@ -11,6 +11,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ Origin = Literal["command line", "recipe", "model", "default"]
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _MOST_TOKENS = 2**31 - 1
 _SIZE = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*((?:[kmgt]i?)?)b?", re.IGNORECASE)
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +34,8 @@ class RunSettings:
     """Everything that `pagedbatch run` was told, checked. Sizes are in bytes.
 
     `generation` holds the generation parameters that were given for the whole run; `origins` says where each setting
-    that is not at its default came from.
+    that is not at its default came from. `started` is when the run first started, in ISO format: known once its journal
+    has been looked into.
     """
 
     input: str
@@ -44,6 +47,8 @@ class RunSettings:
     prompt_column: str | None = None
     prompt_template: str | None = None
     chat: bool = False
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    date: str | None = None
     generation_config: str = "auto"
     constrain_to: str | None = None
     json_schema: str | Mapping[str, Any] | None = None
@@ -78,6 +83,13 @@ class RunSettings:
     max_model_len: int | None = None
     generation: Mapping[str, Any]
     origins: Mapping[str, Origin]
+    started: str | None = None
+
+    @property
+    def now(self) -> datetime:
+        """What chat templates take for the present: `date`, else the first start of the run."""
+        given = self.date or self.started
+        return datetime.now() if given is None else datetime.fromisoformat(given)
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -122,6 +134,24 @@ def _text(name: str, value: Any) -> str:
 
 def _text_or_table(name: str, value: Any) -> str | Mapping[str, Any]:
     return value if isinstance(value, Mapping) else _text(name, value)
+
+
+def _table(name: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{flag(name)} must be an object of names to values, got {value!r}")
+    return value
+
+
+def _date(name: str, value: Any) -> str:
+    """A day as YYYY-MM-DD; a recipe may hold it as a date of TOML's own."""
+    if isinstance(value, date) and not isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, str) and _DAY.fullmatch(value):
+        try:
+            return date.fromisoformat(value).isoformat()
+        except ValueError:
+            pass
+    raise UsageError(f"{flag(name)} must be a day as YYYY-MM-DD, such as 2025-01-31, got {value!r}")
 
 
 def _switch(name: str, value: Any) -> bool:
@@ -177,6 +207,8 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "prompt_column": _text,
     "prompt_template": _text,
     "chat": _switch,
+    "chat_template_kwargs": _table,
+    "date": _date,
     "generation_config": _choice("auto", "none"),
     "constrain_to": _text,
     "json_schema": _text_or_table,
@@ -210,7 +242,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "ignore_adapter": _switch,
     "max_model_len": _context_length,
 }
-assert set(_READERS) | {"generation", "origins"} == {field.name for field in fields(RunSettings)}
+assert set(_READERS) | {"generation", "origins", "started"} == {field.name for field in fields(RunSettings)}
 
 #: Every name that may stand in a recipe or on the command line.
 NAMES = frozenset(_READERS) | frozenset(GENERATION_READERS)

@@ -10,6 +10,7 @@ from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
 from pagedbatch.engine.stopping import Detokenize
 from pagedbatch.errors import ParamError, RowError, UsageError
+from pagedbatch.job.chat_template import ChatTemplate
 from pagedbatch.job.constraints import ConstraintSource
 from pagedbatch.job.prompts import ModelLimits, PromptBuilder
 from pagedbatch.job.settings import RunSettings
@@ -94,6 +95,12 @@ def open_text_side(
         prompt_column=settings.prompt_column,
         prompt_template=settings.prompt_template,
         chat=settings.chat,
+        template=ChatTemplate(
+            tokenizer,
+            now=settings.now,
+            variables=settings.chat_template_kwargs,
+            asked_date=settings.date is not None,
+        ),
         run_constraint=constraint,
         notice=notice,
     )

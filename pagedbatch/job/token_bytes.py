@@ -42,7 +42,10 @@ class TokenBytes:
         self._steps = _steps_of(tokenizer)
         self._cleans_up = _cleans_up(tokenizer)
         added = getattr(tokenizer, "added_tokens_decoder", {})
-        self._special = {*getattr(tokenizer, "all_special_ids", ()), *(i for i, token in added.items() if token.special)}
+        self._special = {
+            *getattr(tokenizer, "all_special_ids", ()),
+            *(i for i, token in added.items() if token.special),
+        }
         self.literal = lru_cache(maxsize=1 << 17)(self._literal)
 
     def is_special(self, token_id: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pagedbatch.config import EngineConfig
 from pagedbatch.job.hub import go_offline_if_needed
-from pagedbatch.job.opening import open_job
+from pagedbatch.job.opening import open_input, open_job
 from pagedbatch.job.run_stats import describe_settings, versions
 from pagedbatch.job.settings import RunSettings
 from pagedbatch.job.startup import engine_config
@@ -92,7 +92,8 @@ def make_plan(
     if settings.uses_workers:
         notice("planned for one process: each worker would have a pool of its own, and its share of the rows")
     # A strict run ends at broken rows; its plan names them.
-    opened = open_job(replace(settings, strict=False), notice)
+    settings = replace(settings, strict=False)
+    opened = open_job(settings, open_input(settings, notice), notice)
     sizes = size_up(settings, opened.text.defaults)
     config = engine_config(settings, opened.text.defaults, sizes.num_blocks, sizes.num_swap_blocks)
     rows = read_rows(opened, config, simulated_rows, tell)
