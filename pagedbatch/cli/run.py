@@ -27,6 +27,7 @@ _SHARD_HELP = "Run slice I of N of the rows, I from 0, after --limit; `pagedbatc
 _STREAMING_HELP = "Read a dataset without downloading the whole; --limit then reads no more than it needs."
 _SERVED_HELP = "The name by which OpenAI batch rows ask for the model; others fail. (default: MODEL or its folder)"
 _LINE_HELP = "A longer line is an error row. (default: 64MiB)"
+_PREPARE_HELP = "CPU seconds that one row's template, tokens and schema may take, else it is an error. (default: 5)"
 _STRICT_HELP = "If any row can't be answered, list them all and stop before the weights are loaded."
 _OUTPUT_HELP = "Records in input order, as JSONL; as Parquet if the name ends in .parquet; - for stdout."
 _KEEP_HELP = "Columns to carry into the records, as a,b.c or repeated; * for all."
@@ -83,6 +84,7 @@ def run(
     allow_duplicate_ids: Annotated[bool | None, _input("--allow-duplicate-ids", help="Rows may share an id.")] = None,
     served_model_name: Annotated[str | None, _input(help=_SERVED_HELP)] = None,
     max_line_bytes: Annotated[str | None, _input(help=_LINE_HELP)] = None,
+    row_prepare_timeout: Annotated[float | None, _input(metavar="SECONDS", help=_PREPARE_HELP)] = None,
     strict: Annotated[bool | None, _input("--strict", help=_STRICT_HELP)] = None,
     trust_remote_code: Annotated[bool | None, _input("--trust-remote-code", help="Run the model's own code.")] = None,
     n: Annotated[int | None, _generation("--n", "-n", help="Outputs a row. (default: 1)")] = None,

@@ -10,6 +10,7 @@ from typing import Any
 
 from pagedbatch.errors import ParamError, RowError, UsageError
 from pagedbatch.job.messages import first_line, short
+from pagedbatch.job.preparation.steps import CHAT_TEMPLATE, TOKENIZING, step
 from pagedbatch.job.rows import is_unicode
 from pagedbatch.params import GenerationParams
 
@@ -64,14 +65,18 @@ class PromptEncoder:
         if params.system_to_user:
             messages = fold_system(messages)
         try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            with step(CHAT_TEMPLATE):
+                text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except MemoryError:
+            raise
         except Exception as error:  # a template is the model's own code, and jinja raises what it likes
             raise RowError(f"the chat template refuses the messages: {first_line(error)}") from None
         return self._ids(text, add_special_tokens=False)
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # verbose: how long a prompt may be is checked, and said, elsewhere
-        ids: list[int] = self._tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
+        with step(TOKENIZING):
+            ids: list[int] = self._tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
         return ids
 
     def truncate(self, token_ids: list[int], params: GenerationParams, limit: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -86,8 +86,7 @@ def run_job(settings: RunSettings, ui: Ui) -> JobResult:
     if paths is None and settings.shard is not None:
         raise UsageError("--shard needs a file as --output: pagedbatch merge reads the stats that stand beside it")
     go_offline_if_needed(settings.input, settings.model)
-    with Interrupts() as interrupts:
-        opened = open_job(settings, ui.notice)
+    with Interrupts() as interrupts, closing(open_job(settings, ui.notice)) as opened:
         source, rows, constraint, text = opened.source, opened.rows, opened.constraint, opened.text
         manifest = _manifest(settings, source, rows, opened.found.num_rows, constraint)
         with _open_journal(settings, manifest, rows, paths) as journal:
@@ -110,7 +109,7 @@ def run_job(settings: RunSettings, ui: Ui) -> JobResult:
             else:
                 answers = AnswerWriter(RecordWriter(text.tokenizer), batch_model)
                 device = open_device_side(settings, text)
-                engines_of_run = nullcontext(OneProcess(settings, opened.preparer, answers, device))
+                engines_of_run = nullcontext(OneProcess(settings, opened.preparation, answers, device))
             with engines_of_run as engines:
                 run = _Run(settings, opened, manifest, paths, journal, unfinished, engines, began)
                 return run.run(ui, interrupts)

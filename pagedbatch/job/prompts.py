@@ -83,7 +83,7 @@ class PromptBuilder:
         self._prompt_column = prompt_column
         self._prompt_template = prompt_template
         self._template_fields = template_fields(prompt_template) if prompt_template is not None else ()
-        self._constraints = ConstraintBuilder(tokenizer, limits.vocab_size, limits.eos_token_ids, run_constraint)
+        self.constraints = ConstraintBuilder(tokenizer, limits.vocab_size, limits.eos_token_ids, run_constraint)
 
     def request(self, row: Row) -> Request:
         """The request of a row.
@@ -115,7 +115,7 @@ class PromptBuilder:
         Raises:
             RowError: it is malformed, can't be met, or can't be combined with a parameter.
         """
-        return self._constraints.constraint(fields, params)
+        return self.constraints.constraint(fields, params)
 
     def resolve_params(self, fields: Mapping[str, Any]) -> GenerationParams:
         """A row's parameters: its own over the run's over the model's.

@@ -22,6 +22,7 @@ from pagedbatch.params import GenerationParams, resolve
 
 Origin = Literal["command line", "recipe", "model", "default"]
 
+_MOST_SECONDS = 86_400
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _SIZE = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*((?:[kmgt]i?)?)b?", re.IGNORECASE)
 
@@ -53,6 +54,7 @@ class RunSettings:
     allow_duplicate_ids: bool = False
     served_model_name: str | None = None
     max_line_bytes: int = 64 * 2**20
+    row_prepare_timeout: float = 5.0
     strict: bool = False
     keep: tuple[str, ...] = ()
     workers: int | None = None
@@ -139,6 +141,13 @@ def _line_size(name: str, value: Any) -> int:
     return size
 
 
+def _seconds(name: str, value: Any) -> float:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= _MOST_SECONDS:
+        raise UsageError(f"{flag(name)} must be a number of seconds above 0, at most {_MOST_SECONDS}, got {value!r}")
+    return float(value)
+
+
 def _names(name: str, value: Any) -> tuple[str, ...]:
     """Column names: a list of them, or a text in which commas part them."""
     parts = value if isinstance(value, (list, tuple)) else [value]
@@ -176,6 +185,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "allow_duplicate_ids": _switch,
     "served_model_name": _text,
     "max_line_bytes": _line_size,
+    "row_prepare_timeout": _seconds,
     "strict": _switch,
     "keep": _names,
     "workers": _count,

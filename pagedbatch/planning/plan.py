@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -92,10 +93,10 @@ def make_plan(
     if settings.uses_workers:
         notice("planned for one process: each worker would have a pool of its own, and its share of the rows")
     # A strict run ends at broken rows; its plan names them.
-    opened = open_job(replace(settings, strict=False), notice)
-    sizes = size_up(settings, opened.text.defaults)
-    config = engine_config(settings, opened.text.defaults, sizes.num_blocks, sizes.num_swap_blocks)
-    rows = read_rows(opened, config, simulated_rows, tell)
+    with closing(open_job(replace(settings, strict=False), notice)) as opened:
+        sizes = size_up(settings, opened.text.defaults)
+        config = engine_config(settings, opened.text.defaults, sizes.num_blocks, sizes.num_swap_blocks)
+        rows = read_rows(opened, config, simulated_rows, tell)
     described = describe_settings(
         settings,
         opened.text.params,
