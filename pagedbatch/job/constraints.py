@@ -217,7 +217,8 @@ class ConstraintBuilder:
 
     def pack_grammar(self, compiled: CompiledGrammar) -> PackedGrammar:
         """A compiled grammar for another process that has the same model."""
-        return self._grammar_compiler().pack(compiled)
+        with step(f"compiling the {compiled.kind}", _fingerprint(compiled.kind, compiled.text)):
+            return self._grammar_compiler().pack(compiled)
 
     def unpack_grammar(self, packed: PackedGrammar) -> CompiledGrammar:
         """The grammar of `pack_grammar`."""

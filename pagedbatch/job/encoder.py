@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pagedbatch.errors import ParamError, RowError, UsageError
+from pagedbatch.job.long_text import check_fits, first_token_ids, is_long, last_token_ids
 from pagedbatch.job.messages import first_line, short
 from pagedbatch.job.preparation.steps import CHAT_TEMPLATE, TOKENIZING, step
 from pagedbatch.job.rows import is_unicode
@@ -18,12 +19,16 @@ Message = dict[str, Any]
 
 
 class PromptEncoder:
-    """Encodes prompts. With `chat`, texts are wrapped in the chat template; `notice` takes one line, once."""
+    """Encodes prompts for a context of `limit` tokens.
 
-    def __init__(self, tokenizer: Any, *, chat: bool, notice: Callable[[str], None]) -> None:
+    With `chat`, texts are wrapped in the chat template; `notice` takes one line, once.
+    """
+
+    def __init__(self, tokenizer: Any, *, limit: int, chat: bool, notice: Callable[[str], None]) -> None:
         if chat and not tokenizer.chat_template:
             raise UsageError("--chat: this model's tokenizer has no chat template; leave it out or choose a chat model")
         self._tokenizer = tokenizer
+        self._limit = limit
         self._chat = chat
         self._notice = notice
         self._told_of_bos = False
@@ -40,13 +45,13 @@ class PromptEncoder:
             return self.encode_messages([{"role": "user", "content": text}], params)
         bos = self._tokenizer.bos_token_id
         if params.add_bos is not None:
-            token_ids = self._ids(text, add_special_tokens=False)
+            token_ids = self._ids(text, params, add_special_tokens=False)
             if not params.add_bos:
                 return token_ids
             if bos is None:
                 raise ParamError("add_bos: this model's tokenizer has no BOS token")
             return [bos, *token_ids]
-        token_ids = self._ids(text, add_special_tokens=True)
+        token_ids = self._ids(text, params, add_special_tokens=True)
         if bos is None or token_ids[:2] != [bos, bos]:
             return token_ids
         if not self._told_of_bos:
@@ -71,19 +76,34 @@ class PromptEncoder:
             raise
         except Exception as error:  # a template is the model's own code, and jinja raises what it likes
             raise RowError(f"the chat template refuses the messages: {first_line(error)}") from None
-        return self._ids(text, add_special_tokens=False)
+        return self._ids(text, params, add_special_tokens=False)
 
-    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        # verbose: how long a prompt may be is checked, and said, elsewhere
+    def _ids(self, text: str, params: GenerationParams, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text; of a very long one as many as `truncate` needs."""
+
+        def encode(part: str) -> list[int]:
+            # verbose: how long a prompt may be is checked, and said, elsewhere
+            ids: list[int] = self._tokenizer(part, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
+            return ids
+
         with step(TOKENIZING):
-            ids: list[int] = self._tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
-        return ids
+            if not is_long(text, self._limit):
+                return encode(text)
+            if params.truncate_prompt == "error":
+                return check_fits(text, self._limit, encode)
+            if params.truncate_prompt == "right":
+                return first_token_ids(text, self._limit, encode)
+            last = last_token_ids(text, self._limit, encode)
+            bos = self._tokenizer.bos_token_id
+            begins_with_bos = bos is not None and encode(text[: self._limit])[:1] == [bos]
+            return [bos, *last] if begins_with_bos and last[:1] != [bos] else last
 
-    def truncate(self, token_ids: list[int], params: GenerationParams, limit: int) -> list[int]:
+    def truncate(self, token_ids: list[int], params: GenerationParams) -> list[int]:
         """A prompt that leaves no room for an output, cut on the side that `params` name; others as they are.
 
-        What stays leaves room for `max_tokens`, but is at least half of `limit`. A BOS in front stays.
+        What stays leaves room for `max_tokens`, but is at least half of the context. A BOS in front stays.
         """
+        limit = self._limit
         fits = len(token_ids) + min(1, params.max_tokens) <= limit
         if fits or params.truncate_prompt == "error":
             return token_ids

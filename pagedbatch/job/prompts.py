@@ -76,7 +76,7 @@ class PromptBuilder:
         notice: Callable[[str], None],
     ) -> None:
         self._tokenizer = tokenizer
-        self._encoder = PromptEncoder(tokenizer, chat=chat, notice=notice)
+        self._encoder = PromptEncoder(tokenizer, limit=limits.max_model_len, chat=chat, notice=notice)
         self._limits = limits
         self._model_defaults = model_defaults
         self._run_settings = run_settings
@@ -98,7 +98,7 @@ class PromptBuilder:
             fields = plain_fields(row.fields) if is_batch_row(row.fields) else row.fields
             params = self.resolve_params(fields)
             whole = self._prompt_token_ids(fields, params)
-            prompt = self._encoder.truncate(whole, params, self._limits.max_model_len)
+            prompt = self._encoder.truncate(whole, params)
             priority = _priority(fields.get("priority"))
             params = self._fit(params, len(prompt))
             constraint = self.constraint(fields, params)

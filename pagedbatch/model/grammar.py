@@ -116,9 +116,18 @@ class GrammarCompiler:
         return constraint
 
     def pack(self, compiled: CompiledGrammar) -> PackedGrammar:
-        """For `unpack` in another process."""
-        is_slow = compiled.cpu_seconds > _QUICK_SECONDS
-        return PackedGrammar(compiled.kind, compiled.text, compiled.matchable.serialize_json() if is_slow else None)
+        """For `unpack` in another process.
+
+        Raises:
+            MemoryError: it is too large.
+        """
+        json = None
+        if compiled.cpu_seconds > _QUICK_SECONDS:
+            try:
+                json = compiled.matchable.serialize_json()
+            except RuntimeError as error:
+                raise MemoryError(_reason(error)) from None
+        return PackedGrammar(compiled.kind, compiled.text, json)
 
     def unpack(self, packed: PackedGrammar) -> CompiledGrammar:
         """What `pack` was given, for the same vocabulary."""

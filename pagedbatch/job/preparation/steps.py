@@ -49,8 +49,12 @@ def step(name: str, source: str = "") -> Iterator[None]:
     _watch.begin(name, source)
     try:
         yield
-    finally:
+    except MemoryError:
+        raise  # this is what the process ends over: it is to be the last that was said
+    except BaseException:
         _watch.end()
+        raise
+    _watch.end()
 
 
 @contextmanager
