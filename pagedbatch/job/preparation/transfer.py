@@ -1,6 +1,6 @@
 """Requests on their way from the preparing process to its parent.
 
-What is large and shared by many rows, a trie or a compiled grammar, crosses once: both sides keep the same ones, in the
+What many rows share, parameters, a trie or a compiled grammar, crosses once: both sides keep the same ones, in the
 same order of use, and let the same ones go. Those of the run's own constraint are there on both sides from the start.
 """
 
@@ -10,8 +10,11 @@ import io
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import fields
+from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeVar
 
+from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
 
 Part = TypeVar("Part")
@@ -19,6 +22,10 @@ Part = TypeVar("Part")
 _RUN_KEY = 0
 _MOST_TRIES = 64
 _MOST_GRAMMARS = 256
+_MOST_PARAMS = 16
+_OUT_OF_STEP = "the two sides let go of different parts"
+_NAMES = tuple(field.name for field in fields(Request))
+_values = attrgetter(*_NAMES)
 
 
 class GrammarPacker(Protocol):
@@ -56,15 +63,19 @@ class RequestSender:
         self._run_part = run_part
         self._keys: dict[int, int] = {}  # of the parts that the parent has, by identity
         self._num_sent = 0
+        self._params: dict[GenerationParams, int] = {}  # those that the parent has
+        self._recent_params: _Recent[GenerationParams] = _Recent(_MOST_PARAMS)
         self._tries: _Recent[Any] = _Recent(_MOST_TRIES)
         self._grammars: _Recent[Any] = _Recent(_MOST_GRAMMARS)
 
     def dumps(self, request: Request) -> bytes:
         """The request as bytes."""
+        values = dict(zip(_NAMES, _values(request), strict=True))
+        values["params"] = self._params_number(request.params)
         if request.constraint is None:
-            return pickle.dumps(request, pickle.HIGHEST_PROTOCOL)
+            return pickle.dumps(values, pickle.HIGHEST_PROTOCOL)
         file = io.BytesIO()
-        _Pickler(file, self).dump(request)
+        _Pickler(file, self).dump(values)
         return file.getvalue()
 
     def trie(self, part: Any) -> tuple[int, Any]:
@@ -74,6 +85,18 @@ class RequestSender:
     def grammar(self, part: Any) -> tuple[int, Any]:
         """The same of a compiled grammar."""
         return self._number(part, self._grammars, self._packer.pack_grammar)
+
+    def _params_number(self, params: GenerationParams) -> tuple[int, GenerationParams | None]:
+        """Most rows have the parameters of another one."""
+        key = self._params.get(params)
+        if key is not None and self._recent_params.use(key) is not None:
+            return key, None
+        self._num_sent += 1
+        self._params[params] = self._num_sent
+        gone = self._recent_params.add(self._num_sent, params)
+        if gone is not None:
+            del self._params[gone]
+        return self._num_sent, params
 
     def _number(self, part: Any, recent: _Recent[Any], pack: Callable[[Any], Any]) -> tuple[int, Any]:
         if part is self._run_part:
@@ -96,13 +119,20 @@ class RequestReceiver:
     def __init__(self, run_part: Any, packer: GrammarPacker) -> None:
         self._packer = packer
         self._run_part = run_part
+        self._params: _Recent[GenerationParams] = _Recent(_MOST_PARAMS)
         self._tries: _Recent[Any] = _Recent(_MOST_TRIES)
         self._grammars: _Recent[Any] = _Recent(_MOST_GRAMMARS)
 
     def loads(self, payload: bytes) -> Request:
         """The request of such bytes, which are to be given in the order in which they were made."""
-        request: Request = _Unpickler(io.BytesIO(payload), self).load()
-        return request
+        values: dict[str, Any] = _Unpickler(io.BytesIO(payload), self).load()
+        key, params = values["params"]
+        if params is None:
+            params = self._params.use(key)
+            assert params is not None, _OUT_OF_STEP
+        else:
+            self._params.add(key, params)
+        return Request(**{**values, "params": params})
 
     def trie(self, key: int, packed: Any) -> Any:
         from pagedbatch.engine.catalog import TokenTrie
@@ -117,7 +147,7 @@ class RequestReceiver:
             return self._run_part
         if packed is None:
             part = recent.use(key)
-            assert part is not None, "the two sides let go of different parts"
+            assert part is not None, _OUT_OF_STEP
             return part
         part = unpack(packed)
         recent.add(key, part)
