@@ -13,6 +13,7 @@ from pagedbatch.errors import RunError
 from pagedbatch.job.answers import Answer, AnswerWriter
 from pagedbatch.job.feeder import Preparer
 from pagedbatch.job.keep import KeptColumns
+from pagedbatch.job.preparation.preparation import InThisProcess
 from pagedbatch.job.records import RecordWriter
 from pagedbatch.job.rows import RawRow, Row, place_row
 from pagedbatch.job.settings import merge
@@ -77,9 +78,9 @@ class Worker:
         device.engine._runner = self.engine_runner
         self.ledger = Ledger()
         self.book = Book(self.ledger)
-        preparer = Preparer(text.prompts, KeptColumns(()), ("none",))
+        preparation = InThisProcess(Preparer(text.prompts, KeptColumns(()), ("none",)))
         self.runner = GroupRunner(
-            settings, preparer, AnswerWriter(RecordWriter(text.tokenizer), None), device, self.book
+            settings, preparation, AnswerWriter(RecordWriter(text.tokenizer), None), device, self.book
         )
 
     def suspect(self, rows: Sequence[Row], deaths: int) -> None:

@@ -13,6 +13,8 @@ import pytest
 from tiny_job import EchoRunner, device_side, text_side, without_model
 
 from pagedbatch.errors import UsageError
+from pagedbatch.job.opening import preparation_of
+from pagedbatch.job.preparation.notices import Notices
 from pagedbatch.job.workers.plan import EnginePlan, OpenedEngine, Share
 from pagedbatch.outputs import ModelRunnerOutput, SchedulerOutput
 
@@ -38,7 +40,8 @@ class TinyPlan(EnginePlan):
         text = text_side(self.settings, self.constraint, print)
         device = device_side(self.settings, text)
         device.engine._runner = FatalRunner(device.runner.num_blocks)
-        return OpenedEngine(self, text, replace(device, runner=device.engine._runner))
+        preparation = preparation_of(self.settings, text, Notices(print))
+        return OpenedEngine(self, text, preparation, replace(device, runner=device.engine._runner))
 
 
 @contextmanager

@@ -28,6 +28,7 @@ _STREAMING_HELP = "Read a dataset without downloading the whole; --limit then re
 _IGNORE_HELP = "Columns that are data, whatever their names mean as options, as A,B or repeated."
 _SERVED_HELP = "The name by which OpenAI batch rows ask for the model; others fail. (default: MODEL or its folder)"
 _LINE_HELP = "A longer line is an error row. (default: 64MiB)"
+_PREPARE_HELP = "CPU seconds that one row's template, tokens and schema may take, else it is an error. (default: 5)"
 _STRICT_HELP = "If any row can't be answered, list them all and stop before the weights are loaded."
 _OUTPUT_HELP = "Records in input order, as JSONL; as Parquet if the name ends in .parquet; - for stdout."
 _KEEP_HELP = "Columns to carry into the records, as a,b.c or repeated; * for all."
@@ -97,6 +98,7 @@ def run(
     ignore_columns: Annotated[list[str] | None, _input(help=_IGNORE_HELP)] = None,
     served_model_name: Annotated[str | None, _input(help=_SERVED_HELP)] = None,
     max_line_bytes: Annotated[str | None, _input(help=_LINE_HELP)] = None,
+    row_prepare_timeout: Annotated[float | None, _input(metavar="SECONDS", help=_PREPARE_HELP)] = None,
     strict: Annotated[bool | None, _input("--strict", help=_STRICT_HELP)] = None,
     trust_remote_code: Annotated[bool | None, _input("--trust-remote-code", help="Run the model's own code.")] = None,
     ignore_adapter: Annotated[bool | None, _input("--ignore-adapter", help=_ADAPTER_HELP)] = None,

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.feeder import Preparer
 from pagedbatch.job.field_table import PROMPT_FIELDS
 from pagedbatch.job.keep import ALL_COLUMNS
+from pagedbatch.job.preparation.preparation import Preparation
 from pagedbatch.job.prompts import template_fields
 from pagedbatch.job.reader import Source, Survey
 from pagedbatch.job.settings import RunSettings
@@ -43,26 +43,17 @@ def check_columns(settings: RunSettings, source: Source, found: Survey) -> None:
             raise UsageError(f"{setting}: {place} has no column {name!r}; its columns are {listed}")
 
 
-def check_every_row(source: Source, found: Survey, preparer: Preparer, notice: Callable[[str], None]) -> None:
-    """Prepares every row as the run would, and reports those that can't be answered.
+def check_every_row(source: Source, found: Survey, preparation: Preparation, notice: Callable[[str], None]) -> None:
+    """Prepares every row as the run would, and reports those that can't be answered, in the order of the input.
 
     Raises:
         UsageError: there are some.
     """
-    errors = (preparer.prepare(row).error for row in source.rows(found.num_rows))
-    refuse_broken(sum(_report(error, notice) for error in errors if error is not None), found.num_rows)
-
-
-def refuse_broken(num_broken: int, num_rows: int) -> None:
-    """Ends a strict run, each of whose broken rows was reported before.
-
-    Raises:
-        UsageError: there are some.
-    """
+    num_broken = 0
+    for prepared in preparation.prepare(source.rows(found.num_rows)):
+        if prepared is not None and prepared.error is not None:
+            num_broken += 1
+            notice(prepared.error)
     if num_broken:
-        raise UsageError(f"--strict: {num_broken} of {plural(num_rows, 'row')} can't be answered; nothing was started")
-
-
-def _report(error: str, notice: Callable[[str], None]) -> int:
-    notice(error)
-    return 1
+        rows = plural(found.num_rows, "row")
+        raise UsageError(f"--strict: {num_broken} of {rows} can't be answered; nothing was started")

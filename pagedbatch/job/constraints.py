@@ -19,12 +19,13 @@ from pagedbatch.job.catalogs import CatalogEncoder, Item, check_items, read_cata
 from pagedbatch.job.field_table import CONSTRAINT_FIELDS
 from pagedbatch.job.json_schema import unheld_part
 from pagedbatch.job.messages import short
+from pagedbatch.job.preparation.steps import not_counted, step
 from pagedbatch.params import GenerationParams
 
 if TYPE_CHECKING:
     from pagedbatch.engine.catalog import TokenTrie
     from pagedbatch.job.settings import RunSettings
-    from pagedbatch.model.grammar import GrammarCompiler, GrammarKind
+    from pagedbatch.model.grammar import CompiledGrammar, GrammarCompiler, GrammarKind, PackedGrammar
 
 #: Tries of rows that are kept: rows that list the same outputs share one.
 _MOST_TRIES = 64
@@ -195,20 +196,42 @@ class ConstraintBuilder:
         if source is not self._run:
             return self._row_trie(tuple(item if isinstance(item, str) else tuple(item) for item in source.items))
         if self._run_trie is None:
-            self._run_trie = self._encoder.trie(source.items, lambda i: f"{source.name}, line {i + 1}")
+            with not_counted():
+                self._run_trie = self._encoder.trie(source.items, lambda i: f"{source.name}, line {i + 1}")
         return self._run_trie
 
     def _build_row_trie(self, items: tuple[str | tuple[int, ...], ...]) -> TokenTrie:
-        return self._encoder.trie(
-            [item if isinstance(item, str) else list(item) for item in items], lambda i: f"allowed_outputs[{i}]"
-        )
+        with step("building the trie of allowed_outputs", f"allowed_outputs {hash(items)}"):
+            return self._encoder.trie(
+                [item if isinstance(item, str) else list(item) for item in items], lambda i: f"allowed_outputs[{i}]"
+            )
 
     def _grammar(self, source: GrammarSource, end_token_ids: tuple[int, ...]) -> Constraint:
+        with step(f"compiling {source.name}", source.fingerprint):
+            try:
+                return self._grammar_compiler().constraint(source.kind, source.text, end_token_ids)
+            except RowError as error:
+                raise RowError(f"{source.name}: {error}") from None
+
+    def _grammar_compiler(self) -> GrammarCompiler:
         if self._compiler is None:
             from pagedbatch.model.grammar import GrammarCompiler
 
-            self._compiler = GrammarCompiler(self._tokenizer, self._vocab_size, self._eos_token_ids)
-        try:
-            return self._compiler.constraint(source.kind, source.text, end_token_ids)
-        except RowError as error:
-            raise RowError(f"{source.name}: {error}") from None
+            with not_counted():
+                self._compiler = GrammarCompiler(self._tokenizer, self._vocab_size, self._eos_token_ids)
+        return self._compiler
+
+    def run_part(self) -> TokenTrie | CompiledGrammar | None:
+        """What was built or compiled of the run's own constraint, if it was."""
+        if isinstance(self._run, GrammarSource) and self._compiler is not None:
+            return self._compiler.compiled(self._run.kind, self._run.text)
+        return self._run_trie
+
+    def pack_grammar(self, compiled: CompiledGrammar) -> PackedGrammar:
+        """A compiled grammar for another process that has the same model."""
+        with step(f"compiling the {compiled.kind}", _fingerprint(compiled.kind, compiled.text)):
+            return self._grammar_compiler().pack(compiled)
+
+    def unpack_grammar(self, packed: PackedGrammar) -> CompiledGrammar:
+        """The grammar of `pack_grammar`."""
+        return self._grammar_compiler().unpack(packed)

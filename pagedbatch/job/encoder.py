@@ -6,19 +6,21 @@ Knows a Hugging Face tokenizer; no columns, no rows and no engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from pagedbatch.errors import ParamError, RowError, UsageError
 from pagedbatch.job.chat_messages import Message
 from pagedbatch.job.chat_options import ChatOptions
 from pagedbatch.job.chat_template import ChatTemplate
+from pagedbatch.job.long_text import check_fits, first_token_ids, is_long, last_token_ids
+from pagedbatch.job.preparation.steps import CHAT_TEMPLATE, TOKENIZING, step
 from pagedbatch.job.rows import is_unicode
 from pagedbatch.params import GenerationParams
 
 
 class PromptEncoder:
-    """Encodes prompts. With `chat`, texts are wrapped in the chat template.
+    """Encodes prompts for a context of `limit` tokens. With `chat`, texts are wrapped in the chat template.
 
     `eos_token_ids` are the model's; `notice` takes a line about what is done to prompts, once each.
     """
@@ -28,6 +30,7 @@ class PromptEncoder:
         tokenizer: Any,
         template: ChatTemplate,
         *,
+        limit: int,
         chat: bool,
         eos_token_ids: Collection[int] = (),
         notice: Callable[[str], None],
@@ -36,6 +39,7 @@ class PromptEncoder:
             raise UsageError("--chat: this model's tokenizer has no chat template; leave it out or choose a chat model")
         self._tokenizer = tokenizer
         self._template = template
+        self._limit = limit
         self._chat = chat
         self._eos_token_ids = frozenset(eos_token_ids)
         self._notice = notice
@@ -60,13 +64,13 @@ class PromptEncoder:
             return self.encode_messages([{"role": "user", "content": text}], params, options)
         bos = self._tokenizer.bos_token_id
         if params.add_bos is not None:
-            token_ids = self._ids(text, add_special_tokens=False)
+            token_ids = self._ids(text, params, add_special_tokens=False)
             if not params.add_bos:
                 return token_ids
             if bos is None:
                 raise ParamError("add_bos: this model's tokenizer has no BOS token")
             return [bos, *token_ids]
-        token_ids = self._ids(text, add_special_tokens=True)
+        token_ids = self._ids(text, params, add_special_tokens=True)
         end = self._appended_end
         if end and token_ids[-len(end) :] == end:
             token_ids = token_ids[: -len(end)]
@@ -83,15 +87,16 @@ class PromptEncoder:
         Raises:
             RowError: there is no template, it refuses the messages, or drops what was asked for.
         """
-        text = self._template.render(messages, options, system_to_user=params.system_to_user)
+        with step(CHAT_TEMPLATE):
+            text = self._template.render(messages, options, system_to_user=params.system_to_user)
         if not is_unicode(text):
             raise RowError("the chat holds half of a surrogate pair, which is not Unicode text")
-        return self._ids(text, add_special_tokens=False)
+        return self._ids(text, params, add_special_tokens=False)
 
     @cached_property
     def _appended_end(self) -> list[int]:
         """What the tokenizer puts behind a text, from its first end token on; empty where it appends none."""
-        bare, whole = (self._ids("a", add_special_tokens=special) for special in (False, True))
+        bare, whole = (self._encode("a", add_special_tokens=special) for special in (False, True))
         start = next((i for i in range(len(whole)) if bare and whole[i : i + len(bare)] == bare), None)
         appended = [] if start is None else whole[start + len(bare) :]
         if not appended:
@@ -104,16 +109,32 @@ class PromptEncoder:
             self._told.add(text)
             self._notice(text)
 
-    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # verbose: how long a prompt may be is checked, and said, elsewhere
         ids: list[int] = self._tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
         return ids
 
-    def truncate(self, token_ids: list[int], params: GenerationParams, limit: int) -> list[int]:
+    def _ids(self, text: str, params: GenerationParams, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text; of a very long one as many as `truncate` needs."""
+        encode = partial(self._encode, add_special_tokens=add_special_tokens)
+        with step(TOKENIZING):
+            if not is_long(text, self._limit):
+                return encode(text)
+            if params.truncate_prompt == "error":
+                return check_fits(text, self._limit, encode)
+            if params.truncate_prompt == "right":
+                return first_token_ids(text, self._limit, encode)
+            last = last_token_ids(text, self._limit, encode)
+            bos = self._tokenizer.bos_token_id
+            begins_with_bos = bos is not None and encode(text[: self._limit])[:1] == [bos]
+            return [bos, *last] if begins_with_bos and last[:1] != [bos] else last
+
+    def truncate(self, token_ids: list[int], params: GenerationParams) -> list[int]:
         """A prompt that leaves no room for an output, cut on the side that `params` name; others as they are.
 
-        What stays leaves room for `max_tokens`, but is at least half of `limit`. A BOS in front stays.
+        What stays leaves room for `max_tokens`, but is at least half of the context. A BOS in front stays.
         """
+        limit = self._limit
         fits = len(token_ids) + min(1, params.max_tokens) <= limit
         if fits or params.truncate_prompt == "error":
             return token_ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
@@ -89,14 +89,15 @@ def run_job(settings: RunSettings, ui: Ui) -> JobResult:
     if paths is None and settings.shard is not None:
         raise UsageError("--shard needs a file as --output: pagedbatch merge reads the stats that stand beside it")
     go_offline_if_needed(settings.input, settings.model)
-    with Interrupts() as interrupts:
+    with ExitStack() as stack:
+        interrupts = stack.enter_context(Interrupts())
         given = open_input(settings, ui.notice)
         source, rows, constraint = given.source, given.rows, given.constraint
         manifest = _manifest(settings, source, rows, given.found.num_rows, constraint)
         resumable = None if paths is None or settings.restart else paths.journal
         manifest = replace(manifest, started=first_start(resumable, manifest))
         settings = replace(settings, started=manifest.started)
-        opened = open_job(settings, given, ui.notice)
+        opened = stack.enter_context(closing(open_job(settings, given, ui.notice)))
         text = opened.text
         date = _date_written(settings, opened)
         if settings.shard is not None and date is not None and settings.date is None:
@@ -121,7 +122,7 @@ def run_job(settings: RunSettings, ui: Ui) -> JobResult:
             else:
                 answers = AnswerWriter(RecordWriter(text.tokenizer), batch_model)
                 device = open_device_side(settings, text)
-                engines_of_run = nullcontext(OneProcess(settings, opened.preparer, answers, device))
+                engines_of_run = nullcontext(OneProcess(settings, opened.preparation, answers, device))
             with engines_of_run as engines:
                 run = _Run(settings, opened, manifest, paths, journal, unfinished, engines, began)
                 return run.run(ui, interrupts)

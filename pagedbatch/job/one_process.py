@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from pagedbatch.job.answers import Answer, AnswerWriter
-from pagedbatch.job.feeder import Preparer, ReadAhead
+from pagedbatch.job.feeder import ReadAhead
 from pagedbatch.job.interrupts import Interrupts
 from pagedbatch.job.loop import RowLoop, RowsView, Totals
+from pagedbatch.job.preparation.preparation import Preparation
 from pagedbatch.job.settings import RunSettings
 from pagedbatch.job.startup import DeviceSide, new_account
 from pagedbatch.job.unfinished import Unfinished
@@ -21,10 +22,12 @@ WINDOW = 2
 class OneProcess:
     """One engine, and a thread that makes rows ready ahead of its steps."""
 
-    def __init__(self, settings: RunSettings, preparer: Preparer, answers: AnswerWriter, device: DeviceSide) -> None:
+    def __init__(
+        self, settings: RunSettings, preparation: Preparation, answers: AnswerWriter, device: DeviceSide
+    ) -> None:
         self.totals = Totals()
         self._window = WINDOW * settings.max_num_seqs
-        self._preparer = preparer
+        self._preparation = preparation
         self._answers = answers
         self._device = device
         self._account = new_account(settings, device)
@@ -35,7 +38,12 @@ class OneProcess:
         Raises:
             RunError: the input, the engine or `deliver` failed; what had finished is delivered.
         """
-        with ReadAhead(map(self._preparer.prepare, rows), self._window) as ready:
+        with ReadAhead(
+            self._preparation.prepare(rows, max(1, self._window // 2)),
+            self._window,
+            cancel=self._preparation.cancel,
+            is_wanted=lambda: not interrupts.requested,
+        ) as ready:
             loop = RowLoop(
                 rows=iter(ready),
                 engine=self._device.engine,
@@ -48,6 +56,9 @@ class OneProcess:
             )
             self.totals = loop.totals
             loop.run()
+            while not ready.is_over and not interrupts.requested:
+                ready.wait()
+                loop.run()
 
     def account(self) -> MemoryAccount:
         """The account up to now."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pagedbatch.job.checks import check_columns, check_every_row, refuse_broken
+from pagedbatch.job.checks import check_columns, check_every_row
 from pagedbatch.job.columns import ColumnWatch
 from pagedbatch.job.constraints import ConstraintSource, read_run_constraint
 from pagedbatch.job.feeder import Preparer
 from pagedbatch.job.keep import KeptColumns
+from pagedbatch.job.preparation.limits import RowLimits
+from pagedbatch.job.preparation.notices import Notices
+from pagedbatch.job.preparation.preparation import Preparation, open_preparation
 from pagedbatch.job.reader import ReadOptions, Source, Survey, open_source, survey
 from pagedbatch.job.settings import RunSettings
 from pagedbatch.job.shard import rows_to_run
@@ -31,14 +34,21 @@ class OpenedInput:
 
 @dataclass(frozen=True, slots=True)
 class OpenedJob:
-    """An input that was surveyed, and what makes requests of its rows. `rows` are those that are to be answered."""
+    """An input that was surveyed, and what makes requests of its rows. `rows` are those that are to be answered.
+
+    To be closed.
+    """
 
     source: Source
     found: Survey
     rows: range
     constraint: ConstraintSource | None
     text: TextSide
-    preparer: Preparer
+    preparation: Preparation
+
+    def close(self) -> None:
+        """Ends the process that prepares rows."""
+        self.preparation.close()
 
 
 def open_input(settings: RunSettings, notice: Callable[[str], None]) -> OpenedInput:
@@ -49,15 +59,7 @@ def open_input(settings: RunSettings, notice: Callable[[str], None]) -> OpenedIn
     """
     source = open_source(settings.input, read_options(settings))
     watch = ColumnWatch(settings)
-    found = survey(
-        source,
-        limit=settings.limit,
-        allow_duplicate_ids=settings.allow_duplicate_ids,
-        on_broken=notice if settings.strict else None,
-        on_row=watch.see,
-    )
-    if settings.strict:
-        refuse_broken(found.num_broken, found.num_rows)
+    found = survey(source, limit=settings.limit, allow_duplicate_ids=settings.allow_duplicate_ids, on_row=watch.see)
     watch.tell_near_misses(source.name, notice)
     check_columns(settings, source, found)
     watch.refuse_lacked(source.name)
@@ -71,11 +73,26 @@ def open_job(settings: RunSettings, given: OpenedInput, notice: Callable[[str], 
     Raises:
         UsageError: something is wrong with the settings, the rows or the model.
     """
-    text = open_text_side(settings, given.constraint, notice)
+    notices = Notices(notice)
+    text = open_text_side(settings, given.constraint, notices)
+    preparation = preparation_of(settings, text, notices)
+    try:
+        if settings.strict:
+            check_every_row(given.source, given.found, preparation, notice)
+    except BaseException:
+        preparation.close()
+        raise
+    return OpenedJob(given.source, given.found, given.rows, given.constraint, text, preparation)
+
+
+def preparation_of(settings: RunSettings, text: TextSide, notices: Notices) -> Preparation:
+    """What prepares the rows of a run; to be made before weights are loaded, and to be closed.
+
+    Args:
+        notices: what the text side was opened with.
+    """
     preparer = Preparer(text.prompts, KeptColumns(settings.keep), settings.model_names)
-    if settings.strict:
-        check_every_row(given.source, given.found, preparer, notice)
-    return OpenedJob(given.source, given.found, given.rows, given.constraint, text, preparer)
+    return open_preparation(preparer, RowLimits(cpu_seconds=settings.row_prepare_timeout), notices)
 
 
 def read_options(settings: RunSettings) -> ReadOptions:

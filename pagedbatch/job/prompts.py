@@ -89,6 +89,7 @@ class PromptBuilder:
         self._encoder = PromptEncoder(
             tokenizer,
             self._chat_template,
+            limit=limits.max_model_len,
             chat=chat,
             eos_token_ids=limits.eos_token_ids,
             notice=notice,
@@ -103,7 +104,7 @@ class PromptBuilder:
         self._thinking = ThinkingRules(tokenizer, limits.vocab_size, eos_token_ids)
         used = {*self._template_fields, *([] if prompt_column is None else [prompt_column])}
         self._data_columns = (used | {name.partition(".")[0] for name in used}) - READERS.keys() - {*PLACE_FIELDS}
-        self._constraints = ConstraintBuilder(tokenizer, limits.vocab_size, limits.eos_token_ids, run_constraint)
+        self.constraints = ConstraintBuilder(tokenizer, limits.vocab_size, limits.eos_token_ids, run_constraint)
 
     @property
     def date(self) -> str | None:
@@ -123,7 +124,7 @@ class PromptBuilder:
             fields = self._fields(row)
             params = self.resolve_params(fields)
             whole = self._prompt_token_ids(fields, params, columns=fields if row.from_batch else row.fields)
-            prompt = self._encoder.truncate(whole, params, self._limits.max_model_len)
+            prompt = self._encoder.truncate(whole, params)
             self._check_embedded(prompt)
             priority = _priority(fields.get("priority"))
             params = self._fit(params, len(prompt))
@@ -150,7 +151,7 @@ class PromptBuilder:
         Raises:
             RowError: it is malformed, can't be met, or can't be combined with a parameter.
         """
-        return self._constraints.constraint(fields, params)
+        return self.constraints.constraint(fields, params)
 
     def resolve_params(self, fields: Mapping[str, Any]) -> GenerationParams:
         """A row's parameters: its own, as `read_fields` gives them, over the run's over the model's.

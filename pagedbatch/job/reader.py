@@ -73,7 +73,6 @@ class Survey:
     num_rows: int
     columns: tuple[str, ...]
     has_all_columns: bool
-    num_broken: int
     is_cut: bool = False
 
 
@@ -121,18 +120,16 @@ def survey(
     *,
     limit: int | None,
     allow_duplicate_ids: bool,
-    on_broken: Callable[[str], None] | None = None,
     on_row: Callable[[Row], None] | None = None,
 ) -> Survey:
     """Reads the whole input once: counts its rows, collects its columns, and refuses ids that stand there twice.
 
-    `on_broken` is told about each row that can't be read, `on_row` is shown each that can. Memory: eight bytes a row
-    with an id of its own.
+    `on_row` is shown each row that can be read. Memory: eight bytes a row with an id of its own.
 
     Raises:
         UsageError: two rows have the same id.
     """
-    num_rows = num_broken = 0
+    num_rows = 0
     columns = dict.fromkeys(source.columns or ())
     hashes = array("Q")
     is_cut = False
@@ -141,11 +138,7 @@ def survey(
             is_cut = True
             break
         num_rows += 1
-        if row.error is not None:
-            num_broken += 1
-            if on_broken is not None:
-                on_broken(row.error)
-        elif on_row is not None:
+        if on_row is not None and row.error is None:
             on_row(row)
         if source.columns is None and len(columns) < _COLUMNS_LISTED:
             columns.update(dict.fromkeys(row.fields))
@@ -156,7 +149,7 @@ def survey(
         if repeated:
             _refuse_duplicates(source, limit, repeated)
     has_all = source.columns is not None or len(columns) < _COLUMNS_LISTED
-    return Survey(num_rows, tuple(columns), has_all, num_broken, is_cut)
+    return Survey(num_rows, tuple(columns), has_all, is_cut)
 
 
 def _repeated(hashes: array[int]) -> set[int]:

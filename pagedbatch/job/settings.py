@@ -23,6 +23,7 @@ from pagedbatch.params import GenerationParams, resolve
 
 Origin = Literal["command line", "recipe", "model", "default"]
 
+_MOST_SECONDS = 86_400
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _MOST_TOKENS = 2**31 - 1
 _SIZE = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*((?:[kmgt]i?)?)b?", re.IGNORECASE)
@@ -59,6 +60,7 @@ class RunSettings:
     allow_duplicate_ids: bool = False
     served_model_name: str | None = None
     max_line_bytes: int = 64 * 2**20
+    row_prepare_timeout: float = 5.0
     strict: bool = False
     keep: tuple[str, ...] = ()
     ignore_columns: tuple[str, ...] = ()
@@ -180,6 +182,13 @@ def _line_size(name: str, value: Any) -> int:
     return size
 
 
+def _seconds(name: str, value: Any) -> float:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= _MOST_SECONDS:
+        raise UsageError(f"{flag(name)} must be a number of seconds above 0, at most {_MOST_SECONDS}, got {value!r}")
+    return float(value)
+
+
 def _names(name: str, value: Any) -> tuple[str, ...]:
     """Column names: a list of them, or a text in which commas part them."""
     parts = value if isinstance(value, (list, tuple)) else [value]
@@ -219,6 +228,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "allow_duplicate_ids": _switch,
     "served_model_name": _text,
     "max_line_bytes": _line_size,
+    "row_prepare_timeout": _seconds,
     "strict": _switch,
     "keep": _names,
     "ignore_columns": _names,

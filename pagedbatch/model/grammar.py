@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,8 +26,32 @@ _MOST_COMPILED = 256
 _MOST_WHITESPACE = 10
 #: Never inside a JSON string, and between its parts only as blanks: xgrammar lets them into strings of bounded length.
 _CONTROL_CHARACTER = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
+#: What xgrammar says when memory is not enough.
+_OUT_OF_MEMORY = "bad_alloc"
+#: A grammar that took more CPU time than this goes to another process compiled; others are compiled there again, which
+#: takes no longer than reading them back would.
+_QUICK_SECONDS = 0.05
 #: Where in its C++ sources xgrammar found a mistake.
 _SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompiledGrammar:
+    """A grammar, what xgrammar made of it, and the CPU seconds that it took."""
+
+    kind: GrammarKind
+    text: str
+    matchable: Any
+    cpu_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PackedGrammar:
+    """A compiled grammar on its way to another process. `json` None: it is compiled again there."""
+
+    kind: GrammarKind
+    text: str
+    json: str | None
 
 
 class GrammarCompiler:
@@ -49,6 +74,8 @@ class GrammarCompiler:
             )
         except (RuntimeError, ValueError, TypeError) as error:
             raise RowError(f"xgrammar can't read this model's vocabulary: {_reason(error)}") from None
+        self._vocabulary = vocabulary
+        self._deserialize = xgrammar.CompiledGrammar.deserialize_json
         self._compiler = xgrammar.GrammarCompiler(
             vocabulary, max_threads=min(8, os.cpu_count() or 1), cache_enabled=False
         )
@@ -59,7 +86,7 @@ class GrammarCompiler:
         special = {*tokenizer.all_special_ids, *ends, *(i for i, token in added if token.special)}
         self._special_ids = [i for i in special if i < vocab_size]
         self._control_ids = [i for i, text in enumerate(vocabulary.decoded_vocab) if _CONTROL_CHARACTER.search(text)]
-        self._compiled = lru_cache(maxsize=_MOST_COMPILED)(self._compile)
+        self.compiled = lru_cache(maxsize=_MOST_COMPILED)(self._compile)
 
     def constraint(self, kind: GrammarKind, text: str, end_token_ids: tuple[int, ...]) -> GrammarConstraint:
         """The constraint of a grammar: outputs are texts of it and then one of `end_token_ids`.
@@ -80,7 +107,7 @@ class GrammarCompiler:
         is_end[list(end_token_ids)] = True
         constraint = GrammarConstraint(
             new_matcher=self._new_matcher,
-            compiled=self._compiled(kind, text),
+            compiled=self.compiled(kind, text),
             text_words=_pack_bits(is_text),
             end_words=_pack_bits(is_end),
         )
@@ -88,15 +115,40 @@ class GrammarCompiler:
             raise RowError("it allows no output at all")
         return constraint
 
-    def _compile(self, kind: GrammarKind, text: str) -> Any:
+    def pack(self, compiled: CompiledGrammar) -> PackedGrammar:
+        """For `unpack` in another process.
+
+        Raises:
+            MemoryError: it is too large.
+        """
+        json = None
+        if compiled.cpu_seconds > _QUICK_SECONDS:
+            try:
+                json = compiled.matchable.serialize_json()
+            except RuntimeError as error:
+                raise MemoryError(_reason(error)) from None
+        return PackedGrammar(compiled.kind, compiled.text, json)
+
+    def unpack(self, packed: PackedGrammar) -> CompiledGrammar:
+        """What `pack` was given, for the same vocabulary."""
+        if packed.json is None:
+            return self.compiled(packed.kind, packed.text)
+        return CompiledGrammar(packed.kind, packed.text, self._deserialize(packed.json, self._vocabulary), 0.0)
+
+    def _compile(self, kind: GrammarKind, text: str) -> CompiledGrammar:
+        began = time.process_time()
         try:
             if kind == "json_schema":
-                return self._compiler.compile_json_schema(text, max_whitespace_cnt=_MOST_WHITESPACE)
-            if kind == "regex":
-                return self._compiler.compile_regex(text)
-            return self._compiler.compile_grammar(text)
+                matchable = self._compiler.compile_json_schema(text, max_whitespace_cnt=_MOST_WHITESPACE)
+            elif kind == "regex":
+                matchable = self._compiler.compile_regex(text)
+            else:
+                matchable = self._compiler.compile_grammar(text)
         except (RuntimeError, ValueError, TypeError) as error:
+            if _OUT_OF_MEMORY in str(error):
+                raise MemoryError from None
             raise RowError(_reason(error)) from None
+        return CompiledGrammar(kind, text, matchable, time.process_time() - began)
 
 
 def _reason(error: Exception) -> str:
@@ -116,7 +168,7 @@ class GrammarConstraint:
     """A compiled grammar. `text_words` and `end_words` are the tokens that are text and those that end an output."""
 
     new_matcher: Callable[[Any], Any]
-    compiled: Any
+    compiled: CompiledGrammar
     text_words: np.ndarray
     end_words: np.ndarray
 
@@ -125,7 +177,7 @@ class GrammarConstraint:
         return None
 
     def start(self) -> GrammarState:
-        return GrammarState(self, self.new_matcher(self.compiled))
+        return GrammarState(self, self.new_matcher(self.compiled.matchable))
 
 
 @dataclass(slots=True)

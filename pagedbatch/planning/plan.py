@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -93,10 +94,11 @@ def make_plan(
         notice("planned for one process: each worker would have a pool of its own, and its share of the rows")
     # A strict run ends at broken rows; its plan names them.
     settings = replace(settings, strict=False)
-    opened = open_job(settings, open_input(settings, notice), notice)
-    sizes = size_up(settings, opened.text.defaults)
-    config = engine_config(settings, opened.text.defaults, sizes.num_blocks, sizes.num_swap_blocks)
-    rows = read_rows(opened, config, simulated_rows, tell)
+    given = open_input(settings, notice)
+    with closing(open_job(settings, given, notice)) as opened:
+        sizes = size_up(settings, opened.text.defaults)
+        config = engine_config(settings, opened.text.defaults, sizes.num_blocks, sizes.num_swap_blocks)
+        rows = read_rows(opened, config, simulated_rows, tell)
     described = describe_settings(
         settings,
         opened.text.params,

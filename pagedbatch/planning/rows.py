@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.admission import refusal
 from pagedbatch.job.opening import OpenedJob
-from pagedbatch.job.rows import Row
 from pagedbatch.sequence import Request
 
 #: Of rows that can't run, so many are named.
@@ -71,12 +70,12 @@ def read_rows(opened: OpenedJob, config: EngineConfig, num_kept: int | None, tel
     first: list[Request] = []
     num_refused = num_truncated = num_sequences = output_tokens = 0
     rows = opened.rows
-    for done, row in enumerate(opened.source.rows(rows.stop, first=rows.start)):
+    all_prepared = opened.preparation.prepare(opened.source.rows(rows.stop, first=rows.start))
+    for done, prepared in enumerate(each for each in all_prepared if each is not None):
         if done % _TELL_EVERY == 0:
             tell(f"reading rows: {done:,} of {len(rows):,}")
-        prepared = opened.preparer.prepare(row)
         request = prepared.request
-        reason = prepared.error if request is None else _refusal(config, request, row)
+        reason = prepared.error if request is None else _refusal(config, request, prepared.ticket.place)
         if request is None or reason is not None:
             num_refused += 1
             if len(refused) < _MOST_NAMED:
@@ -103,9 +102,9 @@ def read_rows(opened: OpenedJob, config: EngineConfig, num_kept: int | None, tel
     )
 
 
-def _refusal(config: EngineConfig, request: Request, row: Row) -> str | None:
+def _refusal(config: EngineConfig, request: Request, place: str) -> str | None:
     reason = refusal(config, request)
-    return None if reason is None else f"{row.place}: {reason}"
+    return None if reason is None else f"{place}: {reason}"
 
 
 def _table(lengths: list[int]) -> PromptTable:

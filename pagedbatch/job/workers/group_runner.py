@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pagedbatch.job.answers import Answer, AnswerWriter
-from pagedbatch.job.feeder import Prepared, Preparer
+from pagedbatch.job.feeder import Prepared
 from pagedbatch.job.interrupts import Interrupts
 from pagedbatch.job.loop import RowLoop
 from pagedbatch.job.one_process import WINDOW
+from pagedbatch.job.preparation.preparation import Preparation
 from pagedbatch.job.rows import Row
 from pagedbatch.job.settings import RunSettings
 from pagedbatch.job.startup import DeviceSide, new_account
@@ -66,16 +67,16 @@ class GroupRunner:
     """`answer` may be called from any thread. Nothing is reported to `book` while no group is there."""
 
     def __init__(
-        self, settings: RunSettings, preparer: Preparer, answers: AnswerWriter, device: DeviceSide, book: Book
+        self, settings: RunSettings, preparation: Preparation, answers: AnswerWriter, device: DeviceSide, book: Book
     ) -> None:
-        self._preparer = preparer
+        self._preparation = preparation
         self._answers = answers
         self._engine = device.engine
         self._account = new_account(settings, device)
         self._book = book
         self._waiting: deque[_Group] = deque()
         self._has_waiting = threading.Condition()
-        self._preparing = threading.Lock()  # tokenizers don't work for two threads at once
+        self._preparing = threading.Lock()  # one pass at a time
         self._ready: deque[Prepared] = deque()
         self._takes_more = True
         self._group_of: dict[int, _Group] = {}
@@ -102,7 +103,7 @@ class GroupRunner:
         """
         tries = self._book.tries([row.index for row in rows])
         with self._preparing:
-            group = _Group([self._preparer.prepare(row) for row in rows], tries)
+            group = _Group([each for each in self._preparation.prepare(rows) if each is not None], tries)
         with self._has_waiting:
             if self._failure is not None:
                 raise self._failure

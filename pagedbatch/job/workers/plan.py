@@ -8,9 +8,10 @@ from typing import Any
 
 from pagedbatch.job.answers import AnswerWriter
 from pagedbatch.job.constraints import ConstraintSource
-from pagedbatch.job.feeder import Preparer
 from pagedbatch.job.hub import go_offline_if_needed
-from pagedbatch.job.keep import KeptColumns
+from pagedbatch.job.opening import preparation_of
+from pagedbatch.job.preparation.notices import Notices
+from pagedbatch.job.preparation.preparation import Preparation
 from pagedbatch.job.records import RecordWriter
 from pagedbatch.job.settings import RunSettings
 from pagedbatch.job.startup import DeviceSide, TextSide, open_device_side, open_text_side
@@ -33,8 +34,10 @@ class EnginePlan:
         """
         os.environ["OMP_NUM_THREADS"] = str(share.num_threads)
         go_offline_if_needed(self.settings.model)
-        text = open_text_side(self.settings, self.constraint, _already_told)
-        return OpenedEngine(self, text, open_device_side(self.settings, text, memory_share=share.memory))
+        notices = Notices(_already_told)
+        text = open_text_side(self.settings, self.constraint, notices)
+        preparation = preparation_of(self.settings, text, notices)
+        return OpenedEngine(self, text, preparation, open_device_side(self.settings, text, memory_share=share.memory))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class OpenedEngine:
 
     plan: EnginePlan
     text: TextSide
+    preparation: Preparation
     device: DeviceSide
 
     def used(self) -> dict[str, Any]:
@@ -60,9 +64,8 @@ class OpenedEngine:
     def serve(self, book: Book) -> GroupRunner:
         """Begins to take groups."""
         settings = self.plan.settings
-        preparer = Preparer(self.text.prompts, KeptColumns(settings.keep), settings.model_names)
         answers = AnswerWriter(RecordWriter(self.text.tokenizer), self.plan.batch_model)
-        return GroupRunner(settings, preparer, answers, self.device, book)
+        return GroupRunner(settings, self.preparation, answers, self.device, book)
 
 
 def _already_told(notice: str) -> None:
