@@ -21,9 +21,10 @@ _engine = partial(typer.Option, rich_help_panel="Engine", show_default=False)
 _workers = partial(typer.Option, rich_help_panel="Workers", show_default=False)
 _output = partial(typer.Option, rich_help_panel="Output", show_default=False)
 
-_INPUT_HELP = ".jsonl, .jsonl.gz, .jsonl.zst, .csv, .parquet, - for stdin, a dataset's folder, or a Hub dataset."
+_INPUT_HELP = ".jsonl, .json, .csv, .tsv, .txt (also .gz, .zst), .parquet, - for stdin, a dataset's folder or Hub name."
 _TEMPLATE_HELP = r"A prompt made from columns: 'Q: {question}\nA:'. \n and \t are understood."
 _SHARD_HELP = "Run slice I of N of the rows, I from 0, after --limit; `pagedbatch merge` puts the outputs together."
+_DELIMITER_HELP = "What parts the columns of CSV: comma, tab, semicolon or pipe. (default: comma; tab for .tsv)"
 _STREAMING_HELP = "Read a dataset without downloading the whole; --limit then reads no more than it needs."
 _SERVED_HELP = "The name by which OpenAI batch rows ask for the model; others fail. (default: MODEL or its folder)"
 _LINE_HELP = "A longer line is an error row. (default: 64MiB)"
@@ -71,6 +72,7 @@ def run(
     split: Annotated[str | None, _input(help="Split of a dataset.")] = None,
     subset: Annotated[str | None, _input(help="Subset of a Hub dataset.")] = None,
     streaming: Annotated[bool | None, _input("--streaming", help=_STREAMING_HELP)] = None,
+    csv_delimiter: Annotated[str | None, _input(metavar="MARK", help=_DELIMITER_HELP)] = None,
     prompt_column: Annotated[str | None, _input(help="Column that holds the prompt.")] = None,
     prompt_template: Annotated[str | None, _input(help=_TEMPLATE_HELP)] = None,
     chat: Annotated[bool | None, _input("--chat/--no-chat", help="Wrap prompts in the chat template.")] = None,

@@ -215,6 +215,7 @@ def _manifest(
         settings={name: getattr(settings, name) for name in _RESULT_SETTINGS}
         | {name: params[name] for name in settings.generation}
         | ({} if constraint is None else {"constraint": constraint.fingerprint})
+        | ({} if source.label is None else {"format": source.label})
         | shard_settings(settings.shard, rows, num_rows),
         versions=versions(),
     )

@@ -63,4 +63,5 @@ def read_options(settings: RunSettings) -> ReadOptions:
         streaming=settings.streaming,
         max_line_bytes=settings.max_line_bytes,
         limit=settings.limit,
+        csv_delimiter=settings.csv_delimiter,
     )

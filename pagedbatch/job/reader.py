@@ -13,26 +13,23 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.compression import is_compressed, open_stream
-from pagedbatch.job.fingerprint import Content, file_content
-from pagedbatch.job.jsonl import STREAM_ERRORS, csv_columns, read_csv, read_jsonl
+from pagedbatch.job.fingerprint import Content
+from pagedbatch.job.row_files import open_row_file
 from pagedbatch.job.rows import RawRow, Row, id_hash, place_row
 from pagedbatch.job.tables import (
     load_dataset,
-    open_parquet,
     open_saved_dataset,
     read_dataset,
-    read_parquet,
     stream_dataset,
 )
 
 MAX_LINE_BYTES = 64 << 20
-_HEAD_BYTES = 1 << 16
 _COLUMNS_LISTED = 40
 _DUPLICATES_LISTED = 3
 
@@ -41,7 +38,8 @@ _DUPLICATES_LISTED = 3
 class Source:
     """An opened input. `read` begins a new pass over its rows from a given one on, and parses none before it.
 
-    `columns` is None where each row has its own.
+    `columns` is None where each row has its own. `label` names the format where not the content decided on it. `hint`
+    is what may help where the rows can't be read, or lack a column.
 
     `spool` keeps the copy of a stream alive.
     """
@@ -50,6 +48,8 @@ class Source:
     columns: tuple[str, ...] | None
     read: Callable[[int], Iterator[RawRow]]
     spool: Any = None
+    label: str | None = None
+    hint: str = ""
 
     @property
     def name(self) -> str:
@@ -78,13 +78,14 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How an input is to be read; `split`, `subset` and `streaming` are for datasets."""
+    """How an input is to be read; `split`, `subset` and `streaming` are for datasets, `csv_delimiter` for CSV."""
 
     split: str | None = None
     subset: str | None = None
     streaming: bool = False
     max_line_bytes: int = MAX_LINE_BYTES
     limit: int | None = None
+    csv_delimiter: str | None = None
 
 
 def open_source(name: str, options: ReadOptions = ReadOptions()) -> Source:
@@ -107,6 +108,7 @@ def open_source(name: str, options: ReadOptions = ReadOptions()) -> Source:
             return _spooled(name, pipe, options)
     if _looks_like_path(name):
         raise UsageError(f"{name}: no such file or folder")
+    _refuse_delimiter(name, options)
     return _load_dataset(name, options)
 
 
@@ -122,9 +124,10 @@ def survey(
     `on_broken` is told about each row that can't be read. Memory: eight bytes a row with an id of its own.
 
     Raises:
-        UsageError: two rows have the same id.
+        UsageError: two rows have the same id, or no row can be read.
     """
     num_rows = num_broken = 0
+    first_error: str | None = None
     columns = dict.fromkeys(source.columns or ())
     hashes = array("Q")
     is_cut = False
@@ -134,6 +137,7 @@ def survey(
             break
         num_rows += 1
         if row.error is not None:
+            first_error = first_error or row.error
             num_broken += 1
             if on_broken is not None:
                 on_broken(row.error)
@@ -141,6 +145,8 @@ def survey(
             columns.update(dict.fromkeys(row.fields))
         if row.has_own_id and row.id is not None and row.error is None:
             hashes.append(id_hash(row.id))
+    if num_broken == num_rows and not is_cut and first_error is not None:
+        raise UsageError(f"{source.name} holds no row that can be read: {first_error}{source.hint}")
     if not allow_duplicate_ids:
         repeated = _repeated(hashes)
         if repeated:
@@ -186,9 +192,14 @@ def _refuse_split(name: str, options: ReadOptions) -> None:
             raise UsageError(f"{flag} is for datasets, and {name} is one file: leave it out")
 
 
+def _refuse_delimiter(name: str, options: ReadOptions) -> None:
+    if options.csv_delimiter is not None:
+        raise UsageError(f"--csv-delimiter is for CSV files, and {name} is a dataset: leave it out")
+
+
 def _looks_like_path(name: str) -> bool:
     """A Hub name is `name` or `owner/name`; anything with a data file's ending or a deeper path was meant as a path."""
-    endings = (".jsonl", ".json", ".gz", ".zst", ".csv", ".tsv", ".parquet", ".txt")
+    endings = (".jsonl", ".json", ".gz", ".zst", ".csv", ".tsv", ".tab", ".parquet", ".txt", ".text")
     return name.lower().endswith(endings) or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
@@ -217,61 +228,14 @@ def _room_for_spool(name: str) -> Iterator[None]:
 
 def _open_file(name: str, path: Path, options: ReadOptions, spool: Any = None) -> Source:
     try:
-        return _open_regular_file(name, path, options, spool)
+        file = open_row_file(name, path, max_line_bytes=options.max_line_bytes, csv_delimiter=options.csv_delimiter)
     except PermissionError:
         raise UsageError(f"{name}: permission denied") from None
-
-
-def _open_regular_file(name: str, path: Path, options: ReadOptions, spool: Any) -> Source:
-    with path.open("rb") as file:
-        magic = file.read(4)
-    if magic == b"PAR1":
-        with open_parquet(path) as parquet:
-            columns = tuple(parquet.schema_arrow.names)
-        return Source(file_content(name, path, may_grow=False), columns, lambda first: read_parquet(path, first), spool)
-    head = _head(name, path)
-    content = file_content(name, path, may_grow=not is_compressed(magic))
-    most = options.max_line_bytes
-    if _is_csv(name, head):
-        columns = tuple(csv_columns(open_stream(path)))
-        return Source(content, columns, lambda first: _read_csv(path, most, first), spool)
-    return Source(content, None, lambda first: _read_jsonl(path, most, first), spool)
-
-
-def _read_jsonl(path: Path, max_line_bytes: int, first: int) -> Iterator[RawRow]:
-    with open_stream(path) as stream:
-        yield from read_jsonl(stream, max_line_bytes=max_line_bytes, first=first)
-
-
-def _read_csv(path: Path, max_line_bytes: int, first: int) -> Iterator[RawRow]:
-    """Where a row of CSV begins only its reader can tell, so that those before `first` are read and dropped."""
-    return islice(read_csv(open_stream(path), max_line_bytes=max_line_bytes), first, None)
-
-
-def _head(name: str, path: Path) -> bytes:
-    """The first bytes of a text file, decompressed; refuses what is plainly something else."""
-    with open_stream(path) as stream:
-        try:
-            head = stream.read(_HEAD_BYTES)
-        except STREAM_ERRORS:
-            return b""
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\x00" in head[:4]:
-        raise UsageError(f"{name}, line 1: this is UTF-16 or UTF-32: convert it first (iconv -f UTF-16 -t UTF-8)")
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    if text.startswith(b"[") and text[1:].lstrip().startswith(b"{"):
-        raise UsageError(f"{name} is one JSON array: write one object a line first (jq -c '.[]')")
-    return text
-
-
-def _is_csv(name: str, text: bytes) -> bool:
-    if text.startswith((b"{", b"[")):
-        return False
-    plain_name = name.lower().removesuffix(".gz").removesuffix(".zst")
-    header = text.partition(b"\n")[0].strip().split(b",")
-    return plain_name.endswith(".csv") or b"prompt" in header or b'"prompt"' in header
+    return Source(file.content, file.columns, file.rows, spool, file.label, file.hint)
 
 
 def _open_folder(folder: Path, options: ReadOptions) -> Source:
+    _refuse_delimiter(str(folder), options)
     if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
         if options.subset is not None:
             raise UsageError(f"{folder} is a saved dataset without subsets: leave --subset out")
@@ -296,4 +260,4 @@ def _load_dataset(name: str, options: ReadOptions) -> Source:
 
 def _dataset_source(name: str, dataset: Any) -> Source:
     content = Content(name, dataset.num_rows, (str(dataset._fingerprint),))
-    return Source(content, tuple(dataset.column_names), lambda first: read_dataset(dataset, first))
+    return Source(content, tuple(dataset.column_names), partial(read_dataset, dataset))
