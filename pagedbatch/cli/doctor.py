@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
+from pagedbatch.printable import printable
+
 _PACKAGES = ("torch", "transformers", "triton", "datasets", "tokenizers", "safetensors", "zstandard", "gguf")
 
 
@@ -94,6 +96,6 @@ def _print(console: Any, title: str, rows: Iterator[tuple[str, str]]) -> None:
 
     table = Table.grid(padding=(0, 2))
     for name, value in rows:
-        table.add_row(Text(f"  {name}"), Text(value))
-    console.print(Text(title, style="bold"))
+        table.add_row(Text(f"  {name}"), Text(printable(value)))
+    console.print(Text(printable(title), style="bold"))
     console.print(table)

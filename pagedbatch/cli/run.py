@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any
 
 import typer
 
+from pagedbatch.cli.terminal import say
 from pagedbatch.errors import UsageError
 from pagedbatch.job.interrupts import EXIT_INTERRUPTED
+from pagedbatch.printable import printable_values
 
 _input = partial(typer.Option, rich_help_panel="Input", show_default=False)
 _generation = partial(typer.Option, rich_help_panel="Generation", show_default=False)
@@ -176,19 +177,19 @@ def run_command(given: dict[str, Any], recipe: str | None) -> int:
     settings = merge(given, {} if recipe is None else read_recipe(recipe))
     console = Console(stderr=True)
     ui = Ui(
-        notice=lambda text: print(text, file=sys.stderr),
+        notice=say,
         open_view=lambda total, resumed: make_progress(total, resumed, console),
     )
     try:
         result = run_job(settings, ui)
     except KeyboardInterrupt:
-        print("interrupted before the first row", file=sys.stderr)
+        say("interrupted before the first row")
         return EXIT_INTERRUPTED
-    summary(result.stats, console)
+    summary(printable_values(result.stats), console)
     if result.paths is not None:
-        print(f"stats     {result.paths.stats}", file=sys.stderr)
+        say(f"stats     {result.paths.stats}")
         if result.exit_code != EXIT_INTERRUPTED:
-            print(f"output    {result.paths.output}", file=sys.stderr)
+            say(f"output    {result.paths.output}")
     return result.exit_code
 
 

@@ -6,7 +6,9 @@ feeds from it, and never holds more than a few rows.
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
 import sys
 import tempfile
 from array import array
@@ -20,6 +22,7 @@ from typing import Any
 
 from pagedbatch.errors import UsageError
 from pagedbatch.job.fingerprint import Content
+from pagedbatch.job.messages import short
 from pagedbatch.job.row_files import open_row_file
 from pagedbatch.job.rows import RawRow, Row, id_hash, place_row
 from pagedbatch.job.tables import (
@@ -97,12 +100,20 @@ def open_source(name: str, options: ReadOptions = ReadOptions()) -> Source:
     if name == "-":
         _refuse_split("stdin", options)
         return _spooled("stdin", sys.stdin.buffer, options)
+    try:
+        return _open_named(name, options)
+    except OSError as error:
+        raise UsageError(f"{short(name)} can't be read: {error.strerror or error}") from None
+
+
+def _open_named(name: str, options: ReadOptions) -> Source:
     path = Path(name)
-    if path.is_dir():
+    kind = _kind(name)
+    if kind is not None and stat.S_ISDIR(kind):
         return _open_folder(path, options)
-    if path.exists():
+    if kind is not None:
         _refuse_split(name, options)
-        if path.is_file():
+        if stat.S_ISREG(kind):
             return _open_file(name, path, options)
         with path.open("rb") as pipe:
             return _spooled(name, pipe, options)
@@ -110,6 +121,14 @@ def open_source(name: str, options: ReadOptions = ReadOptions()) -> Source:
         raise UsageError(f"{name}: no such file or folder")
     _refuse_delimiter(name, options)
     return _load_dataset(name, options)
+
+
+def _kind(name: str) -> int | None:
+    """What stands at a path, as `os.stat` tells; None if nothing does."""
+    try:
+        return os.stat(name).st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last: a zero byte
+        return None
 
 
 def survey(
@@ -227,10 +246,7 @@ def _room_for_spool(name: str) -> Iterator[None]:
 
 
 def _open_file(name: str, path: Path, options: ReadOptions, spool: Any = None) -> Source:
-    try:
-        file = open_row_file(name, path, max_line_bytes=options.max_line_bytes, csv_delimiter=options.csv_delimiter)
-    except PermissionError:
-        raise UsageError(f"{name}: permission denied") from None
+    file = open_row_file(name, path, max_line_bytes=options.max_line_bytes, csv_delimiter=options.csv_delimiter)
     return Source(file.content, file.columns, file.rows, spool, file.label, file.hint)
 
 

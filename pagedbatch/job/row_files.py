@@ -40,7 +40,7 @@ def open_row_file(name: str, path: Path, *, max_line_bytes: int, csv_delimiter: 
 
     Raises:
         UsageError: it is plainly something else than rows, or its header can't be read.
-        PermissionError: it may not be read.
+        OSError: it can't be read.
     """
     with path.open("rb") as file:
         magic = file.read(4)
