@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job import json_values
+from pagedbatch.job import csv_rows, json_values
 from pagedbatch.job.json_values import read_array, read_objects
 from pagedbatch.job.reader import MAX_LINE_BYTES, ReadOptions, Source, open_source, survey
 from pagedbatch.job.rows import RawRow, Row
@@ -265,3 +266,33 @@ def test_readers_of_files_can_be_sent_to_another_process(tmp_path: Path) -> None
 
     read = pickle.loads(pickle.dumps(opened(tmp_path, "in.tsv", "prompt\tid\na\t1\n").read))
     assert list(read(0)) == [RawRow({"prompt": "a", "id": "1"}, line=2)]
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(st.text('a",\n\r é'), st.text('a",\n\r é')), max_size=5),
+    st.sampled_from(["\n", "\r\n", "\r"]),
+    st.integers(1, 5),
+)
+def test_quoted_cells_hold_anything(cells: list[tuple[str, str]], end: str, size: int) -> None:
+    written = io.StringIO(newline="")
+    csv.writer(written, lineterminator=end, quoting=csv.QUOTE_ALL).writerows([("prompt", "b"), *cells])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(csv_rows, "_CHUNK_CHARACTERS", size)
+        stream = io.BytesIO(written.getvalue().encode())
+        found = [row.fields for row in csv_rows.read_csv(stream, delimiter=",", max_line_bytes=1000)]
+    assert found == [{"prompt": prompt, "b": other or None} for prompt, other in cells]
+
+
+def test_a_cell_of_many_lines_is_read_in_few_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = []
+    real = csv_rows._Records.__next__
+
+    def counted(lines: csv_rows._Records) -> str:
+        pieces.append(real(lines))
+        return pieces[-1]
+
+    monkeypatch.setattr(csv_rows._Records, "__next__", counted)
+    (row,) = rows_of(tmp_path, "in.csv", 'prompt\n"' + "x\n" * 200_000 + '"\n')
+    assert len(row.fields["prompt"]) == 400_000
+    assert len(pieces) < 50

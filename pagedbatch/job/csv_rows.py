@@ -18,7 +18,7 @@ from pagedbatch.params import READERS
 
 #: What may stand between the columns, by the names that --csv-delimiter takes beside the characters themselves.
 DELIMITERS = {"comma": ",", "tab": "\t", "semicolon": ";", "pipe": "|"}
-_SKIP_CHARACTERS = 1 << 16
+_CHUNK_CHARACTERS = 1 << 16
 _MAX_HEADER = 1 << 20
 
 #: CSV cells of these columns hold JSON values; all others are text.
@@ -93,15 +93,17 @@ def _text(stream: BinaryIO) -> io.TextIOWrapper:
 class _Records:
     """The lines of a text with their ends, for a reader that makes records of them.
 
+    The reader asks for more of a record only within a quoted cell: up to the next quote it then gets many lines in one.
     A record of more than `most` characters is an error, and what is left of it is skipped without being held: whether a
-    quoted cell is still open at the end of a line, the number of quotes so far tells. `first` is the line in which the
-    record began.
+    cell is still open at the end of a line, the number of quotes so far tells. `first` is the line in which the record
+    began.
     """
 
     def __init__(self, text: io.TextIOWrapper, most: int) -> None:
         self.most = most
         self.first = 1
         self._text = text
+        self._ahead = io.StringIO()
         self._line = 0
         self._size = self._quotes = 0
 
@@ -114,25 +116,41 @@ class _Records:
         return self
 
     def __next__(self) -> str:
-        line = self._text.readline(max(1, self.most - self._size + 1))
-        if not line:
+        part = self._part(max(1, self.most - self._size + 1), in_cell=self._size > 0)
+        if not part:
             raise StopIteration
-        self._size += len(line)
-        self._quotes += line.count('"')
-        if self._size - line.endswith("\n") <= self.most:
-            self._line += 1
-            return line
-        self._skip_rest(line)
+        if self._size - part.endswith("\n") <= self.most:
+            return part
+        while part and not (part.endswith(("\n", "\r")) and self._quotes % 2 == 0):
+            part = self._part(_CHUNK_CHARACTERS, in_cell=self._quotes % 2 == 1)
         raise csv.Error(f"a row longer than {self.most} characters (--max-line-bytes)")
 
-    def _skip_rest(self, part: str) -> None:
-        while part:
-            if part.endswith(("\n", "\r")):
-                self._line += 1
-                if self._quotes % 2 == 0:
-                    return
-            part = self._text.readline(_SKIP_CHARACTERS)
-            self._quotes += part.count('"')
+    def _part(self, most: int, *, in_cell: bool) -> str:
+        """The rest of the line, or of a quoted cell all that is there before the next quote; nothing at the end."""
+        part = self._ahead.readline(most)
+        if not part and in_cell:
+            part = self._read_cell(min(most, _CHUNK_CHARACTERS))
+            if part:
+                return self._counted(part)
+            part = self._ahead.readline(most)
+        if len(part) < most and not part.endswith(("\n", "\r")):
+            part += self._text.readline(most - len(part))
+        return self._counted(part)
+
+    def _counted(self, part: str) -> str:
+        self._size += len(part)
+        self._quotes += part.count('"')
+        self._line += part.count("\n") or part.count("\r")
+        return part
+
+    def _read_cell(self, most: int) -> str:
+        """What there is before the next quote, up to so much; what was read behind it is kept for later."""
+        chunk = self._text.read(most)
+        if chunk.endswith("\r"):
+            chunk += self._text.read(1)  # the two halves of a line end stay together
+        inside, quote, rest = chunk.partition('"')
+        self._ahead = io.StringIO(quote + rest, newline="")
+        return inside
 
 
 def _cell(name: str, cell: str | None) -> Any:

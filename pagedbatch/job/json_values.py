@@ -27,8 +27,9 @@ from pagedbatch.job.rows import RawRow
 _CHUNK_BYTES = 1 << 16
 #: A line feed within a string is a quote that was left out: the string ends there, so that the next one is not lost.
 _IN_STRING = re.compile(rb'["\\\n]')
-_OUTSIDE = re.compile(rb'["{}\[\]]')
-_BETWEEN_ELEMENTS = re.compile(rb'["{}\[\],]')
+#: A string that is whole and plain is one token.
+_OUTSIDE = re.compile(rb'"(?:[^"\\\n]*+")?|[{}\[\]]')
+_BETWEEN_ELEMENTS = re.compile(rb'"(?:[^"\\\n]*+")?|[{}\[\],]')
 _OPENING, _CLOSING = (b"{", b"["), (b"}", b"]")
 _TOKENS = re.compile(rb'"(?:[^"\\\n]++|\\.)*+"?|[{}\[\]]')
 
@@ -93,8 +94,8 @@ class _Splitter:
                 if self._in_string:
                     self._escaped = place == len(chunk)
                     place += 1
-            elif found == b'"':
-                self._in_string = True
+            elif found.startswith(b'"'):
+                self._in_string = len(found) == 1
             elif found in _OPENING:
                 self._depth += 1
             elif self._depth == 0 and found == b"}" and self.in_array:
