@@ -135,11 +135,6 @@ def test_other_encodings_are_refused_with_the_way_out(tmp_path: Path, encoding: 
         open_source(name)
 
 
-def test_a_json_array_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"one JSON array: write one object a line first \(jq"):
-        open_source(_write(tmp_path, "in.json", json.dumps(ROWS, indent=1).encode()))
-
-
 @pytest.mark.parametrize("name", ["in.jsonl.gz", "in.jsonl", "in.csv"])
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
 def test_compression_is_told_by_content(tmp_path: Path, name: str, compress: Any) -> None:
@@ -196,7 +191,7 @@ def test_csv_lines_that_are_too_long_stay_alone(tmp_path: Path) -> None:
     name = _write(tmp_path, "in.csv", b"prompt,id\nfine,1\n" + b"x" * 100_000 + b',2\n"a\nb",3\nfine,4\n')
     rows = list(open_source(name, ReadOptions(max_line_bytes=1000)).rows())
     assert [(row.id, row.line) for row in rows] == [("1", 2), (None, 3), ("3", 4), ("4", 6)]
-    assert rows[1].error == "line 3: malformed CSV: a line longer than 1000 characters (--max-line-bytes)"
+    assert rows[1].error == "line 3: malformed CSV: a row longer than 1000 characters (--max-line-bytes)"
     rows = list(open_source(_write(tmp_path, "in.csv", b'prompt\nfine\n"open\nend\n')).rows())
     assert [row.error for row in rows] == [None, "line 3: malformed CSV: unexpected end of data"]
 
@@ -394,7 +389,10 @@ def test_damage_inside_a_table(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[4:2000] = bytes(1996)
     path.write_bytes(data)
-    with pytest.raises(UsageError, match="is a damaged Parquet file"):
-        list(open_source(str(path)).rows())
+    rows = list(open_source(str(path)).rows())
+    assert len(rows) == 1000
+    assert {row.error.partition(":")[2][:43] for row in rows if row.error} == {
+        " row group 0 of the Parquet file is damaged"
+    }
     with pytest.raises(UsageError, match="the header of the CSV file can't be read"):
         open_source(_write(tmp_path, "in.csv", b"prompt,\xff\n"))

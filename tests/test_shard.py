@@ -229,12 +229,12 @@ def test_rows_before_the_first_are_not_parsed(tmp_path: Path, monkeypatch: pytes
     path = tmp_path / "in.jsonl"
     path.write_text("".join(f'{{"prompt": "{i}"}}\n' for i in range(50)))
     parsed: list[int] = []
-    real = jsonl._parse_line
+    real = jsonl.parse_row
 
     def parse(raw: bytes, number: int) -> Any:
         parsed.append(number)
         return real(raw, number)
 
-    monkeypatch.setattr(jsonl, "_parse_line", parse)
+    monkeypatch.setattr(jsonl, "parse_row", parse)
     assert [row.index for row in open_source(str(path)).rows(45, first=40)] == [40, 41, 42, 43, 44]
     assert parsed == [41, 42, 43, 44, 45]

@@ -17,6 +17,7 @@ from pagedbatch.cli.plan import plan
 from pagedbatch.cli.report import report
 from pagedbatch.cli.run import run
 from pagedbatch.cli.simulate import simulate
+from pagedbatch.cli.terminal import say
 from pagedbatch.errors import PagedBatchError, RunError, UsageError
 
 #: Typer's class of wrong-usage errors, under a public name's parents: it has no public name itself.
@@ -85,5 +86,5 @@ def _fail(message: str, exit_code: int, error: BaseException) -> None:
     if os.environ.get(_TRACEBACK):
         raise error
     if message:  # none: the help was asked for by giving no command
-        print(f"error: {message}", file=sys.stderr)
+        say(f"error: {message}")
     sys.exit(exit_code)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from pagedbatch.cli.terminal import say
 from pagedbatch.errors import UsageError
 from pagedbatch.job.interrupts import EXIT_INTERRUPTED, Interrupts
+from pagedbatch.printable import printable_values
 
 #: Exit code where `generate` failed: our figures are there, the comparison is not.
 _FAILED = 1
@@ -80,15 +80,15 @@ def bench(
         raise UsageError(f"--json: there is no folder {json_file.parent}")
     try:
         with Interrupts():
-            result = compare(plan, partial(print, file=sys.stderr))
+            result = compare(plan, say)
     except KeyboardInterrupt:
-        print("interrupted: nothing was written", file=sys.stderr)
+        say("interrupted: nothing was written")
         return EXIT_INTERRUPTED
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print_comparison(result, Console())
+    print_comparison(printable_values(result), Console())
     if result["interrupted"]:
-        print(f"interrupted: {len(result['jobs'])} of {len(plan.jobs)} jobs were measured", file=sys.stderr)
+        say(f"interrupted: {len(result['jobs'])} of {len(plan.jobs)} jobs were measured")
         return EXIT_INTERRUPTED
     return _FAILED if any("error" in (job["generate"] or {}) for job in result["jobs"]) else 0
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pagedbatch.printable import printable
+
 if TYPE_CHECKING:
     from pagedbatch.model.facts import ModelFacts
     from pagedbatch.model.inspection import Inspection
@@ -113,6 +115,6 @@ def _print(console: Any, title: str, rows: Iterator[tuple[str, str]]) -> None:
 
     table = Table.grid(padding=(0, 2))
     for name, value in rows:
-        table.add_row(Text(f"  {name}"), Text(value))
-    console.print(Text(title, style="bold"))
+        table.add_row(Text(f"  {name}"), Text(printable(value)))
+    console.print(Text(printable(title), style="bold"))
     console.print(table)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
+
+from pagedbatch.cli.terminal import say
 
 _PARTS_HELP = "The outputs of all shards, in any order, with their stats beside them."
 _OUTPUT_HELP = "All records in input order, as JSONL; as Parquet if the name ends in .parquet; - for stdout."
@@ -19,11 +20,11 @@ def merge(
     from pagedbatch.job.merge import merge_parts
     from pagedbatch.stats.wording import plural
 
-    merged = merge_parts(parts, output, lambda text: print(text, file=sys.stderr))
+    merged = merge_parts(parts, output, say)
     counts = f"{merged.num_ok:,} ok, {plural(merged.num_error, 'error')}"
     rows = plural(merged.num_ok + merged.num_error, "row")
-    print(f"merged    {plural(merged.num_parts, 'part')}, {rows}: {counts}", file=sys.stderr)
+    say(f"merged    {plural(merged.num_parts, 'part')}, {rows}: {counts}")
     if merged.paths is not None:
-        print(f"stats     {merged.paths.stats}", file=sys.stderr)
-        print(f"output    {merged.paths.output}", file=sys.stderr)
+        say(f"stats     {merged.paths.stats}")
+        say(f"output    {merged.paths.output}")
     return merged.exit_code

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ import typer
 
 from pagedbatch.cli.run import given_settings
 from pagedbatch.cli.run_flags import takes_run_flags
+from pagedbatch.cli.terminal import say
 from pagedbatch.errors import UsageError
 from pagedbatch.job.interrupts import EXIT_INTERRUPTED, Interrupts
 
@@ -53,11 +53,11 @@ def plan(
                 settings,
                 expect_tokens=expect_tokens,
                 simulated_rows=simulate_rows,
-                notice=lambda text: print(text, file=sys.stderr),
+                notice=say,
                 tell=status.update,
             )
     except KeyboardInterrupt:
-        print("interrupted: nothing was written", file=sys.stderr)
+        say("interrupted: nothing was written")
         return EXIT_INTERRUPTED
     if json_file is not None:
         json_file.write_text(json.dumps(found.as_dict(), indent=1) + "\n", encoding="utf-8")

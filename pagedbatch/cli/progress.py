@@ -16,6 +16,7 @@ from rich.text import Text
 
 from pagedbatch.cli.tally import Tally
 from pagedbatch.outputs import PoolCounts, StepSnapshot
+from pagedbatch.printable import printable
 from pagedbatch.stats.charts import Part, glyphs_for, stacked_bar
 from pagedbatch.stats.wording import duration, plural
 
@@ -95,7 +96,7 @@ class PlainProgress:
         self.message("; ".join(filter(None, [_row_words(self._tally), *parts])))
 
     def message(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 class TerminalProgress:
@@ -135,7 +136,7 @@ class TerminalProgress:
         self._draw()
 
     def message(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False)
+        self._console.print(printable(text), markup=False, highlight=False)
 
     def _draw(self) -> None:
         lines = [self._rows_line(), self._cells_line("speed", _speed_words(self._tally))]

@@ -10,22 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from pagedbatch.errors import UsageError
-from pagedbatch.stats.baselines import SCHEMES
-
-#: What the report reads: sections of the file and the keys within.
-_NEEDED: dict[str, tuple[str, ...]] = {
-    "settings": (),
-    "versions": (),
-    "rows": ("total", "ok", "error", "resumed"),
-    "throughput": ("startup_seconds", "seconds", "output_tokens", "output_tokens_per_second"),
-    "memory": (
-        "num_blocks", "block_size", "block_bytes", "peak_live_blocks", "mean_live_blocks", "mean_logical_blocks",
-        "sharing_saving", "kv_used", "mean_running_sequences", "cow_copies", "preemptions", "swapped_blocks",
-        "recomputed_tokens", "prefix_cache", "contiguous",
-    ),
-    "time": (),
-    "timeline": (),
-}  # fmt: skip
+from pagedbatch.printable import printable, printable_values
+from pagedbatch.stats.schema import stats_problem
 
 
 def report(
@@ -51,9 +37,10 @@ def report(
     console = Console()
     for path, stats in runs.items():
         if len(runs) > 1:
-            console.print(Text(f"\n{path}", style="bold underline"), soft_wrap=True)
-        summary(stats, console)
-        details(stats, console)
+            console.print(Text(f"\n{printable(str(path))}", style="bold underline"), soft_wrap=True)
+        shown = printable_values(stats)
+        summary(shown, console)
+        details(shown, console)
 
 
 def names_of(paths: list[Path]) -> dict[Path, str]:
@@ -82,7 +69,7 @@ def write_page(path: Path, runs: dict[str, dict[str, Any]]) -> None:
         if error.name != "matplotlib":
             raise
         raise UsageError("--html needs matplotlib: pip install 'pagedbatch[report]'") from None
-    page = html_page(runs)
+    page = html_page(printable_values(runs))
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:
@@ -99,26 +86,12 @@ def read_stats(path: Path) -> dict[str, Any]:
         stats = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UsageError(f"{path}: not a stats file: no JSON{_hint(path)}") from None
-    missing = _missing(stats)
-    if missing is not None:
-        raise UsageError(f"{path}: not a stats file: {missing} is missing{_hint(path)}")
+    problem = stats_problem(stats)
+    if problem is not None:
+        raise UsageError(f"{path}: not a stats file: {problem}{_hint(path)}")
     return dict(stats)
-
-
-def _missing(stats: Any) -> str | None:
-    """The first part that is not there, as `section` or `section.key`."""
-    for section, keys in _NEEDED.items():
-        if not isinstance(stats, dict) or section not in stats:
-            return section
-        if section == "memory" and _is_of_pools_apart(stats):
-            continue
-        for key in keys:
-            if not isinstance(stats[section], dict) or key not in stats[section]:
-                return f"{section}.{key}"
-    contiguous = SCHEMES if _is_of_pools_apart(stats) else stats["memory"]["contiguous"]
-    return next((f"memory.contiguous.{name}" for name in SCHEMES if name not in contiguous), None)
 
 
 def _is_of_pools_apart(stats: dict[str, Any]) -> bool:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any
 
 import typer
 
+from pagedbatch.cli.terminal import say
 from pagedbatch.errors import UsageError
 from pagedbatch.job.interrupts import EXIT_INTERRUPTED
+from pagedbatch.printable import printable_values
 
 _input = partial(typer.Option, rich_help_panel="Input", show_default=False)
 _generation = partial(typer.Option, rich_help_panel="Generation", show_default=False)
@@ -21,9 +22,10 @@ _engine = partial(typer.Option, rich_help_panel="Engine", show_default=False)
 _workers = partial(typer.Option, rich_help_panel="Workers", show_default=False)
 _output = partial(typer.Option, rich_help_panel="Output", show_default=False)
 
-_INPUT_HELP = ".jsonl, .jsonl.gz, .jsonl.zst, .csv, .parquet, - for stdin, a dataset's folder, or a Hub dataset."
+_INPUT_HELP = ".jsonl, .json, .csv, .tsv, .txt (also .gz, .zst), .parquet, - for stdin, a dataset's folder or Hub name."
 _TEMPLATE_HELP = r"A prompt made from columns: 'Q: {question}\nA:'. \n and \t are understood."
 _SHARD_HELP = "Run slice I of N of the rows, I from 0, after --limit; `pagedbatch merge` puts the outputs together."
+_DELIMITER_HELP = "What parts the columns of CSV: comma, tab, semicolon or pipe. (default: comma; tab for .tsv)"
 _STREAMING_HELP = "Read a dataset without downloading the whole; --limit then reads no more than it needs."
 _IGNORE_HELP = "Columns that are data, whatever their names mean as options, as A,B or repeated."
 _SERVED_HELP = "The name by which OpenAI batch rows ask for the model; others fail. (default: MODEL or its folder)"
@@ -81,6 +83,7 @@ def run(
     split: Annotated[str | None, _input(help="Split of a dataset.")] = None,
     subset: Annotated[str | None, _input(help="Subset of a Hub dataset.")] = None,
     streaming: Annotated[bool | None, _input("--streaming", help=_STREAMING_HELP)] = None,
+    csv_delimiter: Annotated[str | None, _input(metavar="MARK", help=_DELIMITER_HELP)] = None,
     prompt_column: Annotated[str | None, _input(help="Column that holds the prompt.")] = None,
     prompt_template: Annotated[str | None, _input(help=_TEMPLATE_HELP)] = None,
     chat: Annotated[bool | None, _input("--chat/--no-chat", help="Wrap prompts in the chat template.")] = None,
@@ -195,19 +198,19 @@ def run_command(given: dict[str, Any], recipe: str | None) -> int:
     settings = merge(given, {} if recipe is None else read_recipe(recipe))
     console = Console(stderr=True)
     ui = Ui(
-        notice=lambda text: print(text, file=sys.stderr),
+        notice=say,
         open_view=lambda total, resumed: make_progress(total, resumed, console),
     )
     try:
         result = run_job(settings, ui)
     except KeyboardInterrupt:
-        print("interrupted before the first row", file=sys.stderr)
+        say("interrupted before the first row")
         return EXIT_INTERRUPTED
-    summary(result.stats, console)
+    summary(printable_values(result.stats), console)
     if result.paths is not None:
-        print(f"stats     {result.paths.stats}", file=sys.stderr)
+        say(f"stats     {result.paths.stats}")
         if result.exit_code != EXIT_INTERRUPTED:
-            print(f"output    {result.paths.output}", file=sys.stderr)
+            say(f"output    {result.paths.output}")
     return result.exit_code
 
 

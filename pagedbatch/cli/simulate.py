@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from pagedbatch.cli.terminal import say
 from pagedbatch.errors import UsageError
+from pagedbatch.printable import printable_values
 
 _REQUESTS = "Requests"
 _ENGINE = "Engine, as in `run`"
@@ -173,15 +174,16 @@ def simulate(
     if output is not None:
         write_atomically(output, [json.dumps(stats).encode(), b"\n"])
     console = Console()
-    summary(stats, console)
-    details(stats, console)
+    shown = printable_values(stats)
+    summary(shown, console)
+    details(shown, console)
     if found.num_cut:
         cut = plural(found.num_cut, "request was", "requests were")
-        print(f"{cut} cut to the context of {config.max_model_len} tokens", file=sys.stderr)
+        say(f"{cut} cut to the context of {config.max_model_len} tokens")
     if found.num_lifted:
-        print(f"{plural(found.num_lifted, 'request')} had a length of 0: it was taken as 1", file=sys.stderr)
+        say(f"{plural(found.num_lifted, 'request')} had a length of 0: it was taken as 1")
     if found.num_error:
-        print(f"{found.num_error} requests could not run; the first: {found.first_error}", file=sys.stderr)
+        say(f"{found.num_error} requests could not run; the first: {found.first_error}")
     return 3 if found.num_error else 0
 
 

@@ -26,7 +26,7 @@ def check_columns(settings: RunSettings, source: Source, found: Survey) -> None:
     if not found.columns:
         return
     place = f"{source.name}, split {settings.split}," if settings.split else source.name
-    listed = ", ".join(found.columns)
+    listed = ", ".join(found.columns) + source.hint
     needed = [("--keep", name) for name in settings.keep if name != ALL_COLUMNS]
     needed += [("--ignore-columns", name) for name in settings.ignore_columns]
     if settings.prompt_column is not None:

@@ -16,6 +16,7 @@ from pagedbatch.job.durable import temporary_name, write_atomically
 from pagedbatch.job.journal import Journal
 from pagedbatch.job.output import OutputPaths
 from pagedbatch.job.parquet_output import write_parquet
+from pagedbatch.stats.schema import stats_problem
 
 #: The run is finished, and some of its rows are errors.
 EXIT_ROWS_FAILED = 3
@@ -69,11 +70,14 @@ def write_stats(paths: OutputPaths | None, stats: dict[str, Any]) -> None:
 
 def read_stats(paths: OutputPaths, journal: Journal) -> dict[str, Any] | None:
     """The account that an earlier run left, if it is that of the run which finished the journal."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    try:
         stats: dict[str, Any] = json.loads(paths.stats.read_bytes())
-        if (stats["rows"]["ok"], stats["rows"]["error"]) == (journal.num_ok, journal.num_error):
-            return stats
-    return None
+    except (OSError, ValueError, RecursionError):
+        return None
+    if stats_problem(stats) is not None:
+        return None
+    counts = (stats["rows"]["ok"], stats["rows"]["error"])
+    return stats if counts == (journal.num_ok, journal.num_error) else None
 
 
 def _lines(records: Iterator[bytes]) -> Iterator[bytes]:

@@ -239,6 +239,7 @@ def _manifest(
         | {name: params[name] for name in settings.generation}
         | ({} if constraint is None else {"constraint": constraint.fingerprint})
         | ({"ignore_columns": settings.ignore_columns} if settings.ignore_columns else {})
+        | ({} if source.label is None else {"format": source.label})
         | shard_settings(settings.shard, rows, num_rows),
         versions=versions(),
     )

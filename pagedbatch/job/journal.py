@@ -17,8 +17,8 @@ The journal is locked while it is open, so that two runs can't share an output.
 
 from __future__ import annotations
 
-import json
 import os
+import shlex
 import tempfile
 import time
 from array import array
@@ -30,7 +30,16 @@ from typing import Any, Self
 
 from pagedbatch.errors import RunError, UsageError
 from pagedbatch.job.durable import sync_folder, write_at
-from pagedbatch.job.journal_lines import BEGINNING, FINISHED_ROW, FORMAT, MANIFEST_ROW, Entry, Manifest, seal, unseal
+from pagedbatch.job.journal_lines import (
+    BEGINNING,
+    FINISHED_ROW,
+    MANIFEST_ROW,
+    Entry,
+    Manifest,
+    read_manifest,
+    seal,
+    unseal,
+)
 from pagedbatch.job.locking import open_locked
 from pagedbatch.stats.wording import plural
 
@@ -313,18 +322,18 @@ class Journal:
                 offset += len(line)
 
     def _damage_message(self, offset: int) -> str:
+        kept = plural(self.num_finished, "row")
         return (
             f"{self._path} is damaged at byte {offset}, with whole records behind it: `truncate -s {offset} "
-            f"{self._path}` keeps the {plural(self.num_finished, 'row')} before it and the same command goes on from "
-            "there; --restart begins anew"
+            f"{shlex.quote(str(self._path))}` keeps the {kept} before it and the same command goes on from there; "
+            "--restart begins anew"
         )
 
     def _read_manifest(self, entry: Entry | None) -> dict[str, Any]:
-        stored: dict[str, Any] = {}
+        stored = None
         if entry is not None and entry.row == MANIFEST_ROW:
-            with suppress(ValueError):
-                stored = json.loads(entry.record)
-        if stored.get("pagedbatch_journal") != FORMAT:
+            stored = read_manifest(entry.record)
+        if stored is None:
             raise UsageError(f"{self._path} is not a journal that this version can resume: {_ADVICE}")
         return stored
 

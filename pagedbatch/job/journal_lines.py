@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagedbatch.job.fingerprint import Content
+from pagedbatch.job.messages import short
 
 FORMAT = 2
 BEGINNING = b'{"pagedbatch_journal": '
@@ -65,8 +66,43 @@ class Manifest:
         for name in dict.fromkeys([*stored["settings"], *mine["settings"]]):
             old, new = stored["settings"].get(name), mine["settings"].get(name)
             if old != new:
-                found.append(f"{name}: was {old!r}, now {new!r}")
+                found.append(f"{name}: was {short(old)}, now {short(new)}")
         return [difference for difference in found if difference is not None]
+
+
+def read_manifest(record: bytes) -> dict[str, Any] | None:
+    """The stored form of a manifest from its JSON; None if it is none of this version's, whatever else it is."""
+    try:
+        stored = json.loads(record)
+    except (ValueError, RecursionError):
+        return None
+    return stored if _fits(stored, _STORED) and stored["pagedbatch_journal"] == FORMAT else None
+
+
+def _fits(value: Any, shape: Any) -> bool:
+    """Whether a JSON value has the shape: a type, the keys of an object, or what all items of a list or object are."""
+    if isinstance(shape, dict):
+        return isinstance(value, dict) and all(name in value and _fits(value[name], shape[name]) for name in shape)
+    if isinstance(shape, _AllItems):
+        items = value.values() if isinstance(value, dict) else value
+        return isinstance(value, shape.container) and all(_fits(item, shape.item) for item in items)
+    return isinstance(value, shape) and (shape is not int or (not isinstance(value, bool) and value >= 0))
+
+
+@dataclass(frozen=True, slots=True)
+class _AllItems:
+    container: type
+    item: type
+
+
+#: What is read of a stored manifest; an integer is never below 0.
+_STORED: dict[str, Any] = {
+    "pagedbatch_journal": int,
+    "input": {"name": str, "size": int, "chunk_bytes": int, "chunks": _AllItems(list, str)},
+    "model": {"name": str, "fingerprint": str},
+    "settings": dict,
+    "versions": _AllItems(dict, str),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +130,10 @@ def unseal(line: bytes) -> Entry | None:
     try:
         trailer = json.loads(rest[:-2])
         row, ok, checksum = trailer["row"], trailer["ok"], trailer["crc32"]
-        whole = checksum == f"{_checksum(record, row, ok):08x}"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
+    has_types = type(row) is int and type(ok) is bool
+    whole = has_types and checksum == f"{_checksum(record, row, ok):08x}"
     return Entry(record, row, ok) if whole else None
 
 

@@ -104,4 +104,5 @@ def read_options(settings: RunSettings) -> ReadOptions:
         max_line_bytes=settings.max_line_bytes,
         ignore_columns=settings.ignore_columns,
         limit=settings.limit,
+        csv_delimiter=settings.csv_delimiter,
     )

@@ -10,6 +10,7 @@ from typing import Self
 from pagedbatch.errors import UsageError
 from pagedbatch.job.durable import temporary_name
 from pagedbatch.job.journal import finished_name
+from pagedbatch.job.messages import short
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,15 @@ def output_paths(output: str, input_name: str) -> OutputPaths | None:
     """
     if output == "-":
         return None
+    try:
+        return _checked_paths(output, input_name)
+    except OSError as error:
+        raise UsageError(f"--output {short(output)} can't be written: {error.strerror}") from None
+    except ValueError as error:  # a zero byte
+        raise UsageError(f"--output {short(output)} is no name for a file: {error}") from None
+
+
+def _checked_paths(output: str, input_name: str) -> OutputPaths:
     path = Path(os.path.realpath(output))
     if path.is_dir():
         raise UsageError(f"--output {output} is a folder: name a file in it")
@@ -54,6 +64,8 @@ def output_paths(output: str, input_name: str) -> OutputPaths | None:
     paths = OutputPaths.of(path)
     replaced = (paths.output, paths.stats)
     for own in (*replaced, *map(temporary_name, replaced), paths.journal, finished_name(paths.journal)):
-        if input_name != "-" and own.exists() and Path(input_name).exists() and own.samefile(input_name):
+        if own.is_dir():
+            raise UsageError(f"--output {output}: {own} is a folder where the run needs a file: choose another name")
+        if input_name != "-" and own.exists() and os.path.exists(input_name) and own.samefile(input_name):
             raise UsageError(f"--output {output} would overwrite the input {input_name}: choose another name")
     return paths

@@ -77,8 +77,10 @@ def write_parquet(path: Path, records: Iterable[bytes]) -> None:
                     if unknown:
                         raise RunError(f"{path}: Parquet output has no column for a record's {min(unknown)!r}")
                 writer.write_table(pa.Table.from_pylist(batch, schema=columns))
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OverflowError) as error:
         raise RunError(f"can't write {path}: {first_line(error)}") from error
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise RunError(f"can't write {path}: a record is none that this version writes: {first_line(error)}") from error
 
 
 def _row(record: bytes) -> dict[str, Any]:

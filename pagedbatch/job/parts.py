@@ -14,22 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.journal_lines import unseal
+from pagedbatch.job.journal_lines import read_manifest, unseal
 from pagedbatch.job.output import OutputPaths, output_paths
 from pagedbatch.job.shard import Shard, name_rows
+from pagedbatch.stats.schema import part_problem
 from pagedbatch.stats.wording import plural
 
-#: What merging reads: sections of the stats and the keys within.
-_NEEDED: dict[str, tuple[str, ...]] = {
-    "rows": ("total", "ok", "error", "resumed"),
-    "throughput": ("startup_seconds", "seconds", "prompt_tokens", "output_tokens"),
-    "shard": ("shard", "first_row", "num_rows", "of_rows", "input", "model", "settings"),
-    "settings": (),
-    "versions": (),
-    "memory": (),
-    "time": (),
-    "timeline": (),
-}
+_MAX_MANIFEST_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +94,15 @@ def _open_part(name: str) -> Part:
 
 def _how_to_finish(name: str, journal: Path) -> str:
     """The command, as far as the journal tells it."""
-    stored: Any = None
-    with suppress(OSError, ValueError):
-        with journal.open("rb") as file:
-            entry = unseal(file.readline())
-        stored = None if entry is None else json.loads(entry.record)
-    try:
-        words = [stored["input"]["name"], "--model", stored["model"]["name"]]
-        shard = stored["settings"].get("shard")
-    except (KeyError, TypeError):
+    entry = None
+    with suppress(OSError), journal.open("rb") as file:
+        entry = unseal(file.readline(_MAX_MANIFEST_BYTES))
+    stored = None if entry is None else read_manifest(entry.record)
+    if stored is None:
         return f"{journal} stands: run its command again"
-    if shard is not None:
+    words = [stored["input"]["name"], "--model", stored["model"]["name"]]
+    shard = stored["settings"].get("shard")
+    if isinstance(shard, str):
         words += ["--shard", shard]
     command = shlex.join(["pagedbatch", "run", *words, "--output", name])
     return f"run `{command}` again, with the other options that it had"
@@ -124,16 +113,13 @@ def _read_stats(name: str, path: Path) -> dict[str, Any]:
         stats = json.loads(path.read_bytes())
     except OSError as error:
         raise UsageError(f"{name}: its stats, {path}, can't be read: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UsageError(f"{name}: {path} is not a stats file: no JSON") from None
     if isinstance(stats, dict) and "rows" in stats and "shard" not in stats:
         raise UsageError(f"{name} is no part: {path} is of a run without --shard")
-    for section, keys in _NEEDED.items():
-        if not isinstance(stats, dict) or section not in stats:
-            raise UsageError(f"{name}: {path} is not a stats file: {section} is missing")
-        for key in keys:
-            if not isinstance(stats[section], dict) or key not in stats[section]:
-                raise UsageError(f"{name}: {path} is not a stats file: {section}.{key} is missing")
+    problem = part_problem(stats)
+    if problem is not None:
+        raise UsageError(f"{name}: {path} is not a stats file: {problem}")
     return dict(stats)
 
 

@@ -6,33 +6,33 @@ feeds from it, and never holds more than a few rows.
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
 import sys
 import tempfile
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.compression import is_compressed, open_stream
-from pagedbatch.job.fingerprint import Content, file_content
-from pagedbatch.job.jsonl import STREAM_ERRORS, csv_columns, read_csv, read_jsonl
+from pagedbatch.job.fingerprint import Content
+from pagedbatch.job.messages import short
+from pagedbatch.job.row_files import open_row_file
 from pagedbatch.job.rows import RawRow, Row, id_hash, place_row
 from pagedbatch.job.tables import (
     load_dataset,
-    open_parquet,
     open_saved_dataset,
     read_dataset,
-    read_parquet,
     stream_dataset,
 )
 
 MAX_LINE_BYTES = 64 << 20
-_HEAD_BYTES = 1 << 16
 _COLUMNS_LISTED = 40
 _DUPLICATES_LISTED = 3
 
@@ -41,7 +41,8 @@ _DUPLICATES_LISTED = 3
 class Source:
     """An opened input. `read` begins a new pass over its rows from a given one on, and parses none before it.
 
-    `columns` is None where each row has its own.
+    `columns` is None where each row has its own. `label` names the format where not the content decided on it. `hint`
+    is what may help where the rows can't be read, or lack a column.
 
     `spool` keeps the copy of a stream alive. Columns in `ignored` are data, whatever their names mean as options.
     """
@@ -51,6 +52,8 @@ class Source:
     read: Callable[[int], Iterator[RawRow]]
     spool: Any = None
     ignored: frozenset[str] = frozenset()
+    label: str | None = None
+    hint: str = ""
 
     @property
     def name(self) -> str:
@@ -78,7 +81,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How an input is to be read; `split`, `subset` and `streaming` are for datasets."""
+    """How an input is to be read; `split`, `subset` and `streaming` are for datasets, `csv_delimiter` for CSV."""
 
     split: str | None = None
     subset: str | None = None
@@ -86,6 +89,7 @@ class ReadOptions:
     max_line_bytes: int = MAX_LINE_BYTES
     limit: int | None = None
     ignore_columns: tuple[str, ...] = ()
+    csv_delimiter: str | None = None
 
 
 def open_source(name: str, options: ReadOptions = ReadOptions()) -> Source:
@@ -101,18 +105,35 @@ def _open(name: str, options: ReadOptions) -> Source:
     if name == "-":
         _refuse_split("stdin", options)
         return _spooled("stdin", sys.stdin.buffer, options)
+    try:
+        return _open_named(name, options)
+    except OSError as error:
+        raise UsageError(f"{short(name)} can't be read: {error.strerror or error}") from None
+
+
+def _open_named(name: str, options: ReadOptions) -> Source:
     path = Path(name)
-    if path.is_dir():
+    kind = _kind(name)
+    if kind is not None and stat.S_ISDIR(kind):
         return _open_folder(path, options)
-    if path.exists():
+    if kind is not None:
         _refuse_split(name, options)
-        if path.is_file():
+        if stat.S_ISREG(kind):
             return _open_file(name, path, options)
         with path.open("rb") as pipe:
             return _spooled(name, pipe, options)
     if _looks_like_path(name):
         raise UsageError(f"{name}: no such file or folder")
+    _refuse_delimiter(name, options)
     return _load_dataset(name, options)
+
+
+def _kind(name: str) -> int | None:
+    """What stands at a path, as `os.stat` tells; None if nothing does."""
+    try:
+        return os.stat(name).st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last: a zero byte
+        return None
 
 
 def survey(
@@ -127,9 +148,10 @@ def survey(
     `on_row` is shown each row that can be read. Memory: eight bytes a row with an id of its own.
 
     Raises:
-        UsageError: two rows have the same id.
+        UsageError: two rows have the same id, or no row can be read.
     """
-    num_rows = 0
+    num_rows = num_broken = 0
+    first_error: str | None = None
     columns = dict.fromkeys(source.columns or ())
     hashes = array("Q")
     is_cut = False
@@ -138,12 +160,17 @@ def survey(
             is_cut = True
             break
         num_rows += 1
-        if on_row is not None and row.error is None:
+        if row.error is not None:
+            first_error = first_error or row.error
+            num_broken += 1
+        elif on_row is not None:
             on_row(row)
         if source.columns is None and len(columns) < _COLUMNS_LISTED:
             columns.update(dict.fromkeys(row.fields))
         if row.has_own_id and row.id is not None and row.error is None:
             hashes.append(id_hash(row.id))
+    if num_broken == num_rows and not is_cut and first_error is not None:
+        raise UsageError(f"{source.name} holds no row that can be read: {first_error}{source.hint}")
     if not allow_duplicate_ids:
         repeated = _repeated(hashes)
         if repeated:
@@ -189,9 +216,14 @@ def _refuse_split(name: str, options: ReadOptions) -> None:
             raise UsageError(f"{flag} is for datasets, and {name} is one file: leave it out")
 
 
+def _refuse_delimiter(name: str, options: ReadOptions) -> None:
+    if options.csv_delimiter is not None:
+        raise UsageError(f"--csv-delimiter is for CSV files, and {name} is a dataset: leave it out")
+
+
 def _looks_like_path(name: str) -> bool:
     """A Hub name is `name` or `owner/name`; anything with a data file's ending or a deeper path was meant as a path."""
-    endings = (".jsonl", ".json", ".gz", ".zst", ".csv", ".tsv", ".parquet", ".txt")
+    endings = (".jsonl", ".json", ".gz", ".zst", ".csv", ".tsv", ".tab", ".parquet", ".txt", ".text")
     return name.lower().endswith(endings) or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
@@ -219,63 +251,18 @@ def _room_for_spool(name: str) -> Iterator[None]:
 
 
 def _open_file(name: str, path: Path, options: ReadOptions, spool: Any = None) -> Source:
-    try:
-        return _open_regular_file(name, path, options, spool)
-    except PermissionError:
-        raise UsageError(f"{name}: permission denied") from None
-
-
-def _open_regular_file(name: str, path: Path, options: ReadOptions, spool: Any) -> Source:
-    with path.open("rb") as file:
-        magic = file.read(4)
-    if magic == b"PAR1":
-        with open_parquet(path) as parquet:
-            columns = tuple(parquet.schema_arrow.names)
-        return Source(file_content(name, path, may_grow=False), columns, lambda first: read_parquet(path, first), spool)
-    head = _head(name, path)
-    content = file_content(name, path, may_grow=not is_compressed(magic))
-    most = options.max_line_bytes
-    if _is_csv(name, head):
-        columns = tuple(csv_columns(open_stream(path)))
-        ignored = options.ignore_columns
-        return Source(content, columns, lambda first: _read_csv(path, most, first, ignored), spool)
-    return Source(content, None, lambda first: _read_jsonl(path, most, first), spool)
-
-
-def _read_jsonl(path: Path, max_line_bytes: int, first: int) -> Iterator[RawRow]:
-    with open_stream(path) as stream:
-        yield from read_jsonl(stream, max_line_bytes=max_line_bytes, first=first)
-
-
-def _read_csv(path: Path, max_line_bytes: int, first: int, ignored: tuple[str, ...]) -> Iterator[RawRow]:
-    """Where a row of CSV begins only its reader can tell, so that those before `first` are read and dropped."""
-    return islice(read_csv(open_stream(path), max_line_bytes=max_line_bytes, ignored=ignored), first, None)
-
-
-def _head(name: str, path: Path) -> bytes:
-    """The first bytes of a text file, decompressed; refuses what is plainly something else."""
-    with open_stream(path) as stream:
-        try:
-            head = stream.read(_HEAD_BYTES)
-        except STREAM_ERRORS:
-            return b""
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\x00" in head[:4]:
-        raise UsageError(f"{name}, line 1: this is UTF-16 or UTF-32: convert it first (iconv -f UTF-16 -t UTF-8)")
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    if text.startswith(b"[") and text[1:].lstrip().startswith(b"{"):
-        raise UsageError(f"{name} is one JSON array: write one object a line first (jq -c '.[]')")
-    return text
-
-
-def _is_csv(name: str, text: bytes) -> bool:
-    if text.startswith((b"{", b"[")):
-        return False
-    plain_name = name.lower().removesuffix(".gz").removesuffix(".zst")
-    header = text.partition(b"\n")[0].strip().split(b",")
-    return plain_name.endswith(".csv") or b"prompt" in header or b'"prompt"' in header
+    file = open_row_file(
+        name,
+        path,
+        max_line_bytes=options.max_line_bytes,
+        csv_delimiter=options.csv_delimiter,
+        ignored=options.ignore_columns,
+    )
+    return Source(file.content, file.columns, file.rows, spool, label=file.label, hint=file.hint)
 
 
 def _open_folder(folder: Path, options: ReadOptions) -> Source:
+    _refuse_delimiter(str(folder), options)
     if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
         if options.subset is not None:
             raise UsageError(f"{folder} is a saved dataset without subsets: leave --subset out")
@@ -300,4 +287,4 @@ def _load_dataset(name: str, options: ReadOptions) -> Source:
 
 def _dataset_source(name: str, dataset: Any) -> Source:
     content = Content(name, dataset.num_rows, (str(dataset._fingerprint),))
-    return Source(content, tuple(dataset.column_names), lambda first: read_dataset(dataset, first))
+    return Source(content, tuple(dataset.column_names), partial(read_dataset, dataset))

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from pagedbatch.config import PreemptionMode
 from pagedbatch.errors import ParamError, UsageError
+from pagedbatch.job.csv_rows import DELIMITERS
 from pagedbatch.job.shard import Shard
 from pagedbatch.params import READERS as GENERATION_READERS
 from pagedbatch.params import GenerationParams, resolve
@@ -45,6 +46,7 @@ class RunSettings:
     split: str | None = None
     subset: str | None = None
     streaming: bool = False
+    csv_delimiter: str | None = None
     prompt_column: str | None = None
     prompt_template: str | None = None
     chat: bool = False
@@ -197,6 +199,15 @@ def _names(name: str, value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for part in parts for name in part.split(",") if name))
 
 
+def _delimiter(name: str, value: Any) -> str:
+    """The character itself, from it or from its name."""
+    found = DELIMITERS.get(value, value) if isinstance(value, str) else None
+    found = "\t" if found == "\\t" else found
+    if found not in DELIMITERS.values():
+        raise UsageError(f"{flag(name)} must be one of {', '.join(DELIMITERS)} or the character, got {value!r}")
+    return str(found)
+
+
 def _choice(*choices: str) -> Callable[[str, Any], str]:
     def read(name: str, value: Any) -> str:
         if value not in choices:
@@ -213,6 +224,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "split": _text,
     "subset": _text,
     "streaming": _switch,
+    "csv_delimiter": _delimiter,
     "prompt_column": _text,
     "prompt_template": _text,
     "chat": _switch,

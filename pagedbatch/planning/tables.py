@@ -15,6 +15,7 @@ from pagedbatch.planning.plan import Outlook, Plan
 from pagedbatch.planning.rows import PromptTable, RowsFound
 from pagedbatch.planning.sizes import Sizes
 from pagedbatch.planning.verdict import Scheme, Verdict
+from pagedbatch.printable import printable
 from pagedbatch.stats.wording import percent, plural, size
 
 _POOL_FROM = {"num_blocks": "--num-blocks", "kv_memory": "--kv-memory"}
@@ -27,7 +28,7 @@ def print_plan(plan: Plan, console: Console) -> None:
     if plan.rows.prompts is not None:
         console.print(_prompts(plan.rows.prompts))
     for reason in plan.rows.refused:
-        console.print(Padding(Text(reason, style="red"), (0, 0, 0, 2)))
+        console.print(Padding(Text(printable(reason), style="red"), (0, 0, 0, 2)))
     if plan.rows.num_refused > len(plan.rows.refused):
         console.print(Text(f"  and {plan.rows.num_refused - len(plan.rows.refused):,} more"))
     _title(console, "Memory", f"{plan.sizes.dtype} on {plan.sizes.device}")

@@ -155,6 +155,6 @@ def _print_settings(settings: Mapping[str, Any], console: Console, ascii_only: b
         value = json.dumps(entry["value"], ensure_ascii=ascii_only)
         if "used" in entry and entry["used"] != entry["value"]:
             value += f": {json.dumps(entry['used'], ensure_ascii=ascii_only)}"
-        table.add_row(name, Text(value), Text(entry["source"]))
+        table.add_row(Text(name), Text(value), Text(entry["source"]))
     console.print()
     console.print(table)

@@ -2,73 +2,115 @@
 
 The sources use neither torch's headers nor Python's, so that a build takes seconds and needs no more than a compiler.
 Threads are OpenMP's: the library binds to the runtime that torch has loaded, and shares its threads.
+
+Libraries are kept under a name that says what they were built from and what they hold, see `library_cache`. Where
+others could put one there, none is loaded: it is built in a private folder, for this process alone.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import platform
+import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
+
+from pagedbatch_kernels.cpu.compiler import CompilerError, run_compiler
+from pagedbatch_kernels.cpu.library_cache import add, find, why_unsafe
 
 SOURCES = ("attention.cpp", "cache.cpp", "layers.cpp", "products.cpp", "ranking.cpp", "sampling.cpp")
 HEADERS = ("chunk.h", "layer_cache.h", "packing.h", "step.h", "tile.h", "tokens.h", "vec.h", "weights.h", "words.h")
+#: A compiler that takes longer is given up.
+TIME_LIMIT_SECONDS = 60.0
 #: No -ffast-math, and no contraction: see vec.h.
 _FLAGS = (
     *("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno"),
     *("-fopenmp", "-shared", "-fPIC", "-fvisibility=default"),
 )
 
+#: What this process has loaded, by where it is kept, and why it couldn't, by the compiler too: neither is tried again.
+_loaded: dict[Path, ctypes.CDLL] = {}
+_failed: dict[tuple[Path, tuple[str, ...]], str] = {}
+
 
 class BuildError(Exception):
     """There is no library and none can be made; says why in one line."""
 
 
-def find_compiler() -> str | None:
-    """The C++ compiler to build with: $CXX, or the first of the usual names."""
+def find_compiler() -> list[str] | None:
+    """The C++ compiler to build with, and its first arguments: $CXX, or the first of the usual names."""
     wanted = os.environ.get("CXX")
-    return shutil.which(wanted) if wanted else next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    if not wanted:
+        found = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+        return None if found is None else [found]
+    words = [wanted]
+    if shutil.which(wanted) is None:  # else it is a path, which may hold blanks
+        with suppress(ValueError):
+            words = shlex.split(wanted) or words
+    found = shutil.which(words[0])
+    return None if found is None else [found, *words[1:]]
 
 
 def can_load() -> bool:
     """Whether the library has been built, or there is a compiler to build it with."""
-    return library_path().exists() or find_compiler() is not None
+    folder = default_folder()
+    is_safe = folder.is_dir() and why_unsafe(folder) is None
+    return (is_safe and find(folder, library_stem()) is not None) or find_compiler() is not None
 
 
-def library_path(folder: Path | None = None) -> Path:
-    """Where the library for these sources and this CPU belongs; in the user's cache folder if `folder` is None."""
-    if folder is None:
-        from platformdirs import user_cache_path
+def default_folder() -> Path:
+    """Where libraries are kept: in the user's cache folder."""
+    from platformdirs import user_cache_path
 
-        folder = user_cache_path("pagedbatch") / "kernels"
+    return user_cache_path("pagedbatch") / "kernels"
+
+
+def library_stem() -> str:
+    """What the library of these sources, flags and this CPU is called; its own digest and an ending follow."""
     here = Path(__file__).parent
     parts = [(here / name).read_bytes() for name in (*SOURCES, *HEADERS)]
     # A home folder can be shared by machines whose CPUs differ.
     parts += [" ".join(_flags()).encode(), _cpu_features().encode()]
-    key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    return folder / f"cpu-kernels-{key}.so"
+    key = sha256(b"\0".join(parts)).hexdigest()[:32]
+    return f"cpu-kernels-{key}"
 
 
 def load_library(notice: Callable[[str], None], folder: Path | None = None) -> ctypes.CDLL:
-    """The library, built first where that has not been done.
+    """The library, built first where that has not been done. A process loads it once.
 
     Args:
         notice: takes one line when a build begins.
         folder: where libraries are kept; by default the user's cache folder.
 
     Raises:
-        BuildError: no compiler, or it fails, or what it made can't be loaded.
+        BuildError: no compiler, or it fails or takes too long, or what it made can't be loaded.
     """
-    path = library_path(folder)
-    if not path.exists():
-        _build(path, notice)
-    return _load(path)
+    kept = (default_folder() if folder is None else folder) / library_stem()
+    if kept not in _loaded:
+        _loaded[kept] = _find_or_build(kept.parent, kept.name, notice)
+    return _loaded[kept]
+
+
+def _find_or_build(folder: Path, stem: str, notice: Callable[[str], None]) -> ctypes.CDLL:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        unsafe = why_unsafe(folder)
+        if unsafe is not None:
+            with tempfile.TemporaryDirectory(prefix="pagedbatch-kernels-") as private:
+                building = f"building the CPU kernels for this run alone, as {unsafe}"
+                return _load(_build(Path(private), stem, lambda using: notice(f"{building}: {using}")))
+        found = find(folder, stem) or _build(
+            folder, stem, lambda using: notice(f"building the CPU kernels, once: {using} into {folder}")
+        )
+        return _load(found)
+    except OSError as error:
+        raise BuildError(str(error)) from error
 
 
 def _load(path: Path) -> ctypes.CDLL:
@@ -78,7 +120,7 @@ def _load(path: Path) -> ctypes.CDLL:
         raise BuildError(f"{path} can't be loaded ({error})") from error
 
 
-def _build(path: Path, notice: Callable[[str], None]) -> None:
+def _build(folder: Path, stem: str, tell: Callable[[str], None]) -> Path:
     compiler = find_compiler()
     if compiler is None:
         wanted = os.environ.get("CXX")
@@ -87,31 +129,26 @@ def _build(path: Path, notice: Callable[[str], None]) -> None:
             if wanted
             else "there is no C++ compiler (c++, g++, clang++ or what $CXX names)"
         )
+    attempt = (folder / stem, tuple(compiler))
+    if attempt in _failed:
+        raise BuildError(_failed[attempt])
     here = Path(__file__).parent
-    notice(f"building the CPU kernels, once: {compiler} into {path.parent}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all, whoever else builds the same at the same time.
-        with tempfile.TemporaryDirectory(dir=path.parent) as work:
-            made = Path(work) / path.name
-            command = [compiler, *_flags(), *(str(here / name) for name in SOURCES), "-o", str(made)]
-            done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-            if done.returncode != 0:
-                raise BuildError(f"{compiler} failed: {_first_error(done.stderr)}")
+    tell(" ".join(compiler))
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        made = Path(work) / f"{stem}.so"
+        command = [*compiler, *_flags(), *(str(here / name) for name in SOURCES), "-o", str(made)]
+        try:
+            run_compiler(command, TIME_LIMIT_SECONDS)
             _load(made)  # one that can't be loaded must not be kept
-            made.replace(path)
-    except OSError as error:
-        raise BuildError(str(error)) from error
+        except (CompilerError, BuildError) as error:
+            _failed[attempt] = str(error)
+            raise BuildError(str(error)) from error
+        return add(folder, stem, made)
 
 
 def _flags() -> tuple[str, ...]:
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     return (*_FLAGS, "-march=native" if x86 else "-mcpu=native")
-
-
-def _first_error(stderr: str) -> str:
-    lines = stderr.strip().splitlines()
-    return next((line for line in lines if "error" in line), lines[-1] if lines else "without a word").strip()
 
 
 def _cpu_features() -> str:

@@ -1,0 +1,94 @@
+"""What reaches the terminal: no control character, no change of direction, no markup, whoever wrote the text."""
+
+from __future__ import annotations
+
+import json
+import sys
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from tiny_job import without_model
+
+from pagedbatch.cli.app import main
+from pagedbatch.cli.progress import PlainProgress, TerminalProgress
+from pagedbatch.cli.tally import Tally
+from pagedbatch.cli.terminal import say
+from pagedbatch.printable import printable, printable_values
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\u2066\u200f[red]x[/red]\r\n\x00\ud800\u2028"
+SHOWN = r"\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\u2066\u200f[red]x[/red]\r\n\x00\ud800\u2028"
+
+
+def is_safe(text: str) -> bool:
+    controls = {chr(code) for code in (*range(32), *range(127, 160))} - {"\n"}
+    return not any(character in controls or 0x202A <= ord(character) <= 0x202E for character in text)
+
+
+def test_what_steers_a_terminal_is_shown() -> None:
+    assert printable(HOSTILE) == SHOWN
+    harmless = "é中文😀 \u0645\u200c\u06cc 👩\u200d🚀 [b]"
+    assert printable(harmless) == harmless
+    safe = {"\\x9b": ["\\x1b\n", 7, None, {"a": True}]}
+    assert printable_values({"\x9b": ["\x1b\n", 7, None, {"a": True}]}) == safe
+
+
+@given(st.text())
+def test_any_text_is_one_safe_line(text: str) -> None:
+    found = printable(text)
+    assert is_safe(found)
+    assert len(found.splitlines()) <= 1
+    found.encode()
+
+
+def test_lines_of_a_run_are_safe(capsys: pytest.CaptureFixture[str]) -> None:
+    say(HOSTILE)
+    assert capsys.readouterr().err == SHOWN + "\n"
+
+
+@pytest.mark.parametrize("display", [PlainProgress, TerminalProgress])
+def test_notices_above_the_display_are_safe(display: Any) -> None:
+    console = Console(file=StringIO(), width=400)
+    display(Tally(1, 0), console, lambda: 0.0).message(HOSTILE)
+    assert isinstance(console.file, StringIO)
+    assert console.file.getvalue() == SHOWN + "\n"
+
+
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str]:
+    monkeypatch.setattr(sys, "argv", ["pagedbatch", *words])
+    with pytest.raises(SystemExit) as ended, without_model():
+        main()
+    found = capsys.readouterr()
+    assert is_safe(found.err + found.out), ascii(found.err + found.out)
+    return int(ended.value.code or 0), found.err
+
+
+def test_ids_columns_paths_and_settings_of_a_run_are_safe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    odd = "a\x1b[31m\u202e[red]"
+    rows = [{"id": odd, "prompt": "x"}, {"id": odd, "prompt": "y"}]
+    path = tmp_path / f"{odd}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    base = ("run", path.name, "--model", odd, "--output", f"{odd}.out.jsonl")
+    code, err = run(capsys, monkeypatch, *base)
+    assert (code, "ids stand more than once: 'a\\x1b[31m\\u202e[red]' in lines 1, 2" in err) == (2, True)
+    code, err = run(capsys, monkeypatch, *base, "--allow-duplicate-ids", "--max-tokens", "2")
+    assert code == 0
+    assert "a\\x1b[31m\\u202e[red].out.jsonl" in err
+    assert [json.loads(line)["id"] for line in (tmp_path / f"{odd}.out.jsonl").read_text().splitlines()] == [odd] * 2
+    code, err = run(capsys, monkeypatch, *base, "--allow-duplicate-ids", "--prompt-column", odd)
+    assert (code, "has no column" in err) == (2, True)
+    path.write_text(json.dumps({odd: "x"}) + "\n")
+    code, err = run(capsys, monkeypatch, *base, "--restart")
+    assert (code, "its columns are a\\x1b[31m" in err) == (2, True)
+    assert run(capsys, monkeypatch, "report", f"{odd}.out.stats.json")[0] == 0
+    assert run(capsys, monkeypatch, "report", f"{odd}.nothing")[0] == 2
+    assert run(capsys, monkeypatch, f"run{odd}")[0] == 2
+    assert run(capsys, monkeypatch, "run", "--seed", odd)[0] == 2
+    assert run(capsys, monkeypatch, "merge", f"{odd}.out.jsonl", "--output", odd)[0] == 2
