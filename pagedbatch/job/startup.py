@@ -70,18 +70,19 @@ def open_text_side(
         UsageError: no such model, or it can't do what is asked of it.
     """
     from pagedbatch.model.host_memory import keep_little
-    from pagedbatch.model.loader import load_tokenizer, model_defaults
+    from pagedbatch.model.loader import load_tokenizer, model_defaults, num_token_ids
 
     keep_little()
     tokenizer = load_tokenizer(settings.model, trust_remote_code=settings.trust_remote_code)
     defaults = model_defaults(settings.model, trust_remote_code=settings.trust_remote_code)
+    defaults = replace(defaults, num_token_ids=num_token_ids(tokenizer, defaults))
     if settings.generation_config == "none":
         defaults = replace(defaults, generation={}, left_out=())
     elif defaults.left_out:
         notice(f"the model's generation_config sets {', '.join(defaults.left_out)}: left out, there is no such control")
     prompts = PromptBuilder(
         tokenizer,
-        ModelLimits(defaults.max_model_len, defaults.vocab_size, defaults.eos_token_ids),
+        ModelLimits(defaults.max_model_len, defaults.vocab_size, defaults.eos_token_ids, defaults.num_token_ids),
         model_defaults=defaults.generation,
         run_settings=settings.generation,
         prompt_column=settings.prompt_column,

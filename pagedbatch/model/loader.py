@@ -40,6 +40,8 @@ class ModelDefaults:
     window: int | None = None
     left_out: tuple[str, ...] = ()
     dtype: torch.dtype | None = None
+    num_token_ids: int | None = None
+    """Ids from here on are no tokens of the tokenizer: the vocabulary is padded. None: it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,12 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Any:
     """
     with _one_line_errors(model), _quiet():
         return AutoTokenizer.from_pretrained(**_source(model), trust_remote_code=trust_remote_code)
+
+
+def num_token_ids(tokenizer: Any, defaults: ModelDefaults) -> int:
+    """One more than the last id that is a token, or ends outputs of the model. Ids in between may have holes."""
+    last: int = max([*tokenizer.get_vocab().values(), *(i for i in defaults.eos_token_ids if i < defaults.vocab_size)])
+    return min(last + 1, defaults.vocab_size)
 
 
 def model_defaults(model: str, *, trust_remote_code: bool = False) -> ModelDefaults:
