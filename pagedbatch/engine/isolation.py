@@ -137,7 +137,7 @@ class Isolation:
             self._close_case()
             trial = None
         if trial is not self._on:
-            self._scheduler.blocks.forget_contents()
+            self._scheduler.forget_contents()
         self._on = trial
         if trial is None:
             self._scheduler.restrict_to(None, self._most_tokens)

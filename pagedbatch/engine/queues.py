@@ -49,6 +49,11 @@ class Queues:
         group.state = GroupState.RUNNING
         bisect.insort(self.running, group, key=lambda g: g.order)
 
+    def stop(self, group: SequenceGroup) -> None:
+        """Takes out a group that runs or is held."""
+        queue = self.running if self._is_chosen(group) else self.held
+        queue.remove(group)
+
     def pop_victim(self, first_victim: int) -> SequenceGroup | None:
         """Takes out who gives way first: of those held, else of those that run from `first_victim` on, the last."""
         if self.held:

@@ -99,10 +99,24 @@ class Scheduler:
     def start_again(self, groups: list[SequenceGroup]) -> None:
         """Takes running groups back to the queue without their K/V; nor will they find any that stands in the pool."""
         for group in groups:
-            self.running.remove(group)
+            self.queues.stop(group)
             self._drop_blocks(group)
             self.queues.enqueue(group)
+        self.forget_contents()
+
+    def forget_contents(self) -> None:
+        """Nobody finds K/V any more that stand in the pool: who comes in computes its own.
+
+        A group that is half rebuilt starts again: its siblings would not find what they share.
+        """
         self.blocks.forget_contents()
+        half_built = [
+            group
+            for group in (*self.running, *self.queues.held)
+            if not all(self.blocks.has_table(seq.seq_id) for seq in group.sequences)
+        ]
+        if half_built:
+            self.start_again(half_built)
 
     def give_up(self, group: SequenceGroup) -> None:
         """Takes out a group that waits and holds nothing."""

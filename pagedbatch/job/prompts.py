@@ -38,6 +38,8 @@ class ModelLimits:
     max_model_len: int
     vocab_size: int
     eos_token_ids: frozenset[int] = frozenset()
+    num_token_ids: int | None = None
+    """Ids from here on are no tokens; None: all of the vocabulary are."""
 
 
 def template_fields(template: str) -> tuple[str, ...]:
@@ -279,9 +281,14 @@ class PromptBuilder:
 
     def _check_vocabulary(self, name: str, token_ids: Any) -> None:
         size = self._limits.vocab_size
+        num_tokens = size if self._limits.num_token_ids is None else self._limits.num_token_ids
         for token_id in token_ids:
             if not 0 <= token_id < size:
                 raise ParamError(f"{name}: {token_id} is no token id of this model, whose vocabulary has {size}")
+            if token_id >= num_tokens:
+                raise ParamError(
+                    f"{name}: {token_id} is no token of this model's tokenizer, whose last one is {num_tokens - 1}"
+                )
 
 
 def _fill(template: str, values: Mapping[str, str]) -> str:

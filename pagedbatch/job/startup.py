@@ -71,7 +71,7 @@ def open_text_side(
         UsageError: no such model, or it can't do what is asked of it.
     """
     from pagedbatch.model.host_memory import keep_little
-    from pagedbatch.model.loader import load_tokenizer, model_defaults
+    from pagedbatch.model.loader import load_tokenizer, model_defaults, num_token_ids
 
     keep_little()
     defaults = model_defaults(
@@ -82,6 +82,7 @@ def open_text_side(
         asked_model_len=settings.max_model_len,
     )
     tokenizer = load_tokenizer(settings.model, trust_remote_code=settings.trust_remote_code)
+    defaults = replace(defaults, num_token_ids=num_token_ids(tokenizer, defaults))
     for remark in defaults.remarks:
         notice(remark)
     if defaults.left_out:
@@ -89,7 +90,7 @@ def open_text_side(
     _check_defaults(settings, defaults)
     prompts = PromptBuilder(
         tokenizer,
-        ModelLimits(defaults.max_model_len, defaults.vocab_size, defaults.eos_token_ids),
+        ModelLimits(defaults.max_model_len, defaults.vocab_size, defaults.eos_token_ids, defaults.num_token_ids),
         model_defaults=defaults.generation,
         run_settings=settings.generation,
         prompt_column=settings.prompt_column,

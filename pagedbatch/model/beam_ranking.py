@@ -13,14 +13,19 @@ from pagedbatch_kernels.row_ops import RowOps
 from torch import Tensor
 
 from pagedbatch.model.allowed import keep_allowed_
-from pagedbatch.model.logprobs import NOT_NUMBERS, list_top_logprobs, readable, top_logprobs
+from pagedbatch.model.logprobs import NOT_NUMBERS, leave_out_padding_, list_top_logprobs, readable, top_logprobs
 from pagedbatch.model.processors import changes_scores, process_row
 from pagedbatch.model.transfer import Pass, send
 from pagedbatch.outputs import BeamResult, BeamTask, History
 
 
 def beam_passes(
-    logits: Tensor, tasks: list[BeamTask], eos_token_ids: frozenset[int], ops: RowOps
+    logits: Tensor,
+    tasks: list[BeamTask],
+    eos_token_ids: frozenset[int],
+    ops: RowOps,
+    *,
+    num_token_ids: int | None = None,
 ) -> list[Pass[list[BeamResult]]]:
     """The work of ranking each task's beams jointly: the passes' results together are those of `tasks`, in order.
 
@@ -28,6 +33,7 @@ def beam_passes(
         logits: [num_rows, vocab_size], the beams of one task after the other.
         eos_token_ids: what may not come before `min_tokens`.
         ops: does the work on rows, `rows_at_once` of them as far as tasks are no wider.
+        num_token_ids: ids from here on are no tokens, and never chosen.
     """
     rows_at_once = ops.rows_at_once(logits)
     passes: list[Pass[list[BeamResult]]] = []
@@ -38,7 +44,7 @@ def beam_passes(
         for start in range(0, len(group), tasks_at_once):
             batch = group[start : start + tasks_at_once]
             stop = row + width * len(batch)
-            passes.append(_rank(batch, logits[row:stop], eos_token_ids, ops))
+            passes.append(_rank(batch, logits[row:stop], eos_token_ids, ops, num_token_ids))
             row = stop
     return passes
 
@@ -48,7 +54,9 @@ def _shape(task: BeamTask) -> tuple[int, int]:
     return len(task.rows), task.num_candidates
 
 
-def _rank(tasks: list[BeamTask], logits: Tensor, eos_token_ids: frozenset[int], ops: RowOps) -> Pass[list[BeamResult]]:
+def _rank(
+    tasks: list[BeamTask], logits: Tensor, eos_token_ids: frozenset[int], ops: RowOps, num_token_ids: int | None
+) -> Pass[list[BeamResult]]:
     """Ranks tasks of one `_shape`.
 
     Args:
@@ -58,6 +66,7 @@ def _rank(tasks: list[BeamTask], logits: Tensor, eos_token_ids: frozenset[int], 
     scores = readable(logits, ops)
     normalisers = ops.log_normalisers(scores)
     are_numbers = torch.isfinite(normalisers).view(num_tasks, width).all(dim=1)
+    leave_out_padding_(scores, num_token_ids)
     raw_counts, processed_counts = _counts(tasks, "raw"), _counts(tasks, "processed")
     raw_tops = top_logprobs(raw_counts, scores, normalisers, ops)
     if any(task.allowed is not None or changes_scores(task.params, task.position) for task in tasks):

@@ -60,6 +60,8 @@ class ModelDefaults:
     dtype: torch.dtype | None = None
     generation_place: str = GENERATION_CONFIG
     remarks: tuple[str, ...] = ()
+    num_token_ids: int | None = None
+    """Ids from here on are no tokens of the tokenizer: the vocabulary is padded. None: it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,13 @@ def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Any:
     except UsageError:
         whole_config(source, trust_remote_code=trust_remote_code)  # which the library reads first
         raise
+
+
+def num_token_ids(tokenizer: Any, defaults: ModelDefaults) -> int:
+    """One more than the last id that is a token, or ends outputs of the model. Ids in between may have holes."""
+    ends = (i for i in defaults.eos_token_ids if i < defaults.vocab_size)
+    last: int = max((*tokenizer.get_vocab().values(), *ends), default=defaults.vocab_size - 1)
+    return min(last + 1, defaults.vocab_size)
 
 
 def model_defaults(

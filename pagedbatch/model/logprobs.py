@@ -21,6 +21,15 @@ def readable(logits: Tensor, ops: RowOps) -> Tensor:
     return logits if logits.dtype in ops.dtypes else logits.float()
 
 
+def leave_out_padding_(scores: Tensor, num_token_ids: int | None) -> None:
+    """Sets to minus infinity, in place, what stands behind the tokenizer's last token: it is never chosen or listed.
+
+    Models round their vocabulary up. Normalisers that were taken before stay the model's own.
+    """
+    if num_token_ids is not None and num_token_ids < scores.shape[1]:
+        scores[:, num_token_ids:] = -math.inf
+
+
 def top_logprobs(wanted: list[int | None], scores: Tensor, normalisers: Tensor, ops: RowOps) -> list[Tensor]:
     """The most likely tokens of each row that asked for them: token ids and logprobs, or nothing where nobody asked.
 

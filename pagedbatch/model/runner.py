@@ -62,7 +62,8 @@ class ModelRunner:
         costs = backend.prefix_costs(attention, loaded.device)
         self._make_batch = InputBatcher(cache.shape.block_size, loaded.device, costs)
         self._row_ops = row_ops
-        self._sampler = Sampler(loaded.defaults.eos_token_ids, row_ops)
+        self._num_token_ids = loaded.defaults.num_token_ids
+        self._sampler = Sampler(loaded.defaults.eos_token_ids, row_ops, self._num_token_ids)
 
     @classmethod
     def create(
@@ -136,7 +137,8 @@ class ModelRunner:
         logits = self._forward(batch)
         forwarded = time.perf_counter()
         samples, beams = self._sampler(logits, step)
-        prompts = score_prompts(logits[len(rows_needed(step)) :], step.prompts, self._row_ops)
+        scored = logits[len(rows_needed(step)) :]
+        prompts = score_prompts(scored, step.prompts, self._row_ops, self._num_token_ids)
         ended = time.perf_counter()
         seconds = StepSeconds(
             model=forwarded - began - self._attention.seconds,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pagedbatch.model.allowed import keep_allowed_
 from pagedbatch.model.beam_ranking import beam_passes
-from pagedbatch.model.logprobs import NOT_NUMBERS, list_top_logprobs, readable, top_logprobs
+from pagedbatch.model.logprobs import NOT_NUMBERS, leave_out_padding_, list_top_logprobs, readable, top_logprobs
 from pagedbatch.model.philox import uniforms
 from pagedbatch.model.processors import changes_scores, process_row
 from pagedbatch.model.torch_rows import TorchRowOps, likely_weights
@@ -28,16 +28,21 @@ class Sampler:
     Args:
         eos_token_ids: what may not come before `min_tokens`.
         row_ops: does the work on rows.
+        num_token_ids: ids from here on are no tokens, and never chosen; None: all of the vocabulary are.
     """
 
-    def __init__(self, eos_token_ids: frozenset[int], row_ops: RowOps | None = None) -> None:
+    def __init__(
+        self, eos_token_ids: frozenset[int], row_ops: RowOps | None = None, num_token_ids: int | None = None
+    ) -> None:
         self._eos_token_ids = eos_token_ids
+        self._num_token_ids = num_token_ids
         self._ops = TorchRowOps() if row_ops is None else row_ops
 
     def __call__(self, logits: Tensor, step: SchedulerOutput) -> tuple[list[SampleResult], list[BeamResult]]:
         """
         Args:
-            logits: [num_rows, vocab_size], rows in the order of `input_batch.rows_needed(step)`.
+            logits: [num_rows, vocab_size], rows in the order of `input_batch.rows_needed(step)`; changed where ids are
+                no tokens.
             step: the tasks.
         """
         rows_at_once = self._ops.rows_at_once(logits)
@@ -46,7 +51,9 @@ class Sampler:
         for start in range(0, num_samples, rows_at_once):
             tasks = step.samples[start : start + rows_at_once]
             passes.append(self._sample(tasks, logits[start : start + len(tasks)]))
-        passes += beam_passes(logits[num_samples:], step.beams, self._eos_token_ids, self._ops)
+        passes += beam_passes(
+            logits[num_samples:], step.beams, self._eos_token_ids, self._ops, num_token_ids=self._num_token_ids
+        )
         results = list(chain.from_iterable(run_passes(passes)))
         return results[:num_samples], results[num_samples:]
 
@@ -54,6 +61,7 @@ class Sampler:
         raw = readable(logits, self._ops)
         normalisers = self._ops.log_normalisers(raw)
         are_numbers = torch.isfinite(normalisers)
+        leave_out_padding_(raw, self._num_token_ids)
         scores, have_choice = self._processed(tasks, raw, are_numbers)
         draws = _draws(tasks)
         drawn = self._ops.draw(scores, draws)

@@ -6,28 +6,31 @@ import torch
 from pagedbatch_kernels.row_ops import RowOps
 from torch import Tensor
 
-from pagedbatch.model.logprobs import NOT_NUMBERS, list_top_logprobs, readable, top_logprobs
+from pagedbatch.model.logprobs import NOT_NUMBERS, leave_out_padding_, list_top_logprobs, readable, top_logprobs
 from pagedbatch.outputs import PromptScores, PromptTask
 
 #: Logits worked on at once: what float32 copies of them take stays small whatever the prompt.
 _LOGITS_AT_ONCE = 2**22
 
 
-def score_prompts(logits: Tensor, tasks: list[PromptTask], ops: RowOps) -> list[PromptScores]:
+def score_prompts(
+    logits: Tensor, tasks: list[PromptTask], ops: RowOps, num_token_ids: int | None = None
+) -> list[PromptScores]:
     """
     Args:
         logits: [num_targets, vocab_size], those of one task after the other.
         tasks: what to score.
         ops: does the work on rows.
+        num_token_ids: ids from here on are no tokens, and not listed.
     """
     results, row = [], 0
     for task in tasks:
-        results.append(_score(task, logits[row : row + len(task.targets)], ops))
+        results.append(_score(task, logits[row : row + len(task.targets)], ops, num_token_ids))
         row += len(task.targets)
     return results
 
 
-def _score(task: PromptTask, logits: Tensor, ops: RowOps) -> PromptScores:
+def _score(task: PromptTask, logits: Tensor, ops: RowOps, num_token_ids: int | None) -> PromptScores:
     scores = PromptScores()
     rows_at_once = max(1, _LOGITS_AT_ONCE // logits.shape[1])
     for start in range(0, len(task.targets), rows_at_once):
@@ -36,9 +39,10 @@ def _score(task: PromptTask, logits: Tensor, ops: RowOps) -> PromptScores:
         normalisers = ops.log_normalisers(raw)
         if not bool(torch.isfinite(normalisers).all()):
             return PromptScores(error=NOT_NUMBERS)
+        chosen = raw.gather(1, targets.unsqueeze(1)).squeeze(1).float()
+        leave_out_padding_(raw, num_token_ids)
         wanted: list[int | None] = [task.num_top] * len(raw)
         tops = [part.tolist() for part in top_logprobs(wanted, raw, normalisers, ops)]
-        chosen = raw.gather(1, targets.unsqueeze(1)).squeeze(1).float()
         scores.logprobs.extend((chosen - normalisers).tolist())
         scores.top_logprobs.extend(top or [] for top in list_top_logprobs(wanted, tops))
     return scores
