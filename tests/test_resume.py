@@ -248,7 +248,17 @@ def test_parquet_output_says_what_jsonl_says(letters: Workplace) -> None:
         assert (row["index"], row["status"], row["error"]) == (record["index"], record["status"], record["error"])
         for mine, theirs in zip(row["outputs"], record["outputs"], strict=True):
             stop_reason = theirs["stop_reason"]
-            assert mine == {**theirs, "stop_reason": None if stop_reason is None else str(stop_reason)}
+            expected = {**theirs, "stop_reason": None if stop_reason is None else str(stop_reason)}
+            assert _without(mine, "bytes", "reasoning") == _without(expected)
+
+
+def _without(value: Any, *keys: str) -> Any:
+    """Without these keys where they are null: a record that has nothing to say there leaves them out."""
+    if isinstance(value, list):
+        return [_without(item, *keys) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: _without(item, *keys) for key, item in value.items() if item is not None or key not in keys}
 
 
 def test_a_cut_input_is_answered_as_far_as_it_goes(letters: Workplace) -> None:

@@ -203,6 +203,7 @@ def test_tokenizers_without_a_backend() -> None:
         return TokenBytes(
             SimpleNamespace(
                 all_special_ids=[],
+                added_tokens_decoder={},
                 convert_ids_to_tokens=lambda token_id: token,
                 decode=lambda token_ids, skip_special_tokens: "\N{REPLACEMENT CHARACTER}",
                 **attributes,

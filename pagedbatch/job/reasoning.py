@@ -48,7 +48,7 @@ def split_reasoning(
     starts = list(accumulate((len(piece) for piece in pieces), initial=0))
     inside = slice(max(0, begin), len(data) if end < 0 else end)
     num_tokens = sum(
-        inside.start <= start < inside.stop and not token_bytes.is_special(token_id)
+        inside.start <= start < inside.stop and token_id not in token_bytes.special_ids
         for token_id, start in zip(token_ids, starts, strict=False)
     )
     reasoning, answer = text, ""

@@ -156,9 +156,8 @@ class ThinkingRules:
     @cached_property
     def _marks(self) -> frozenset[int]:
         """Special and added tokens but for blanks: those around the messages of a chat."""
-        added: Mapping[int, Any] = getattr(self._tokenizer, "added_tokens_decoder", {})
-        blank = {i for i in added if not self._bytes.literal(i, False).strip()}
-        return frozenset({*self._tokenizer.all_special_ids, *added} - blank)
+        marks = self._bytes.special_ids | self._tokenizer.added_tokens_decoder.keys()
+        return frozenset(i for i in marks if self._bytes.literal(i, False).strip())
 
 
 def _takes_part(piece: bytes, tag: bytes) -> bool:
@@ -171,6 +170,6 @@ def _takes_part(piece: bytes, tag: bytes) -> bool:
 
 def _templates(tokenizer: Any) -> list[str]:
     """Every chat template of a tokenizer."""
-    template = tokenizer.chat_template
+    template = getattr(tokenizer, "chat_template", None)
     named = template.values() if isinstance(template, Mapping) else [template]
     return [text for text in named if isinstance(text, str)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 #: A step of a decoder: what becomes of a token's bytes; the second argument says whether it is the text's first token.
@@ -41,20 +41,17 @@ class TokenBytes:
         self._tokenizer = tokenizer
         self._steps = _steps_of(tokenizer)
         self._cleans_up = _cleans_up(tokenizer)
-        added = getattr(tokenizer, "added_tokens_decoder", {})
-        self._special = {
-            *getattr(tokenizer, "all_special_ids", ()),
-            *(i for i, token in added.items() if token.special),
-        }
         self.literal = lru_cache(maxsize=1 << 17)(self._literal)
 
-    def is_special(self, token_id: int) -> bool:
-        """Whether texts can leave the token out."""
-        return token_id in self._special
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The tokens that a text can leave out."""
+        added: Mapping[int, Any] = self._tokenizer.added_tokens_decoder
+        return frozenset((*self._tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)))
 
     def shown(self, token_id: int, *, first: bool, skip_special_tokens: bool) -> bytes:
         """What a token adds to a text, whose `first` one it is or not: nothing where special tokens are left out."""
-        return b"" if skip_special_tokens and token_id in self._special else self.literal(token_id, first)
+        return b"" if skip_special_tokens and token_id in self.special_ids else self.literal(token_id, first)
 
     def of_output(self, token_ids: list[int], *, skip_special_tokens: bool) -> list[tuple[bytes, bool]]:
         """What each token of an output adds to its text, and whether it stands first there."""
@@ -62,7 +59,7 @@ class TokenBytes:
         first = True
         for token_id in token_ids:
             pieces.append((self.shown(token_id, first=first, skip_special_tokens=skip_special_tokens), first))
-            first = first and skip_special_tokens and token_id in self._special
+            first = first and skip_special_tokens and token_id in self.special_ids
         if not self._cleans_up:
             return pieces
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)

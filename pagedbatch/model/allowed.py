@@ -15,13 +15,13 @@ from pagedbatch.model.transfer import send
 _NEVER = float("-inf")
 
 
-def keep_allowed_(scores: Tensor, rows: Sequence[int], allowed: Sequence[Allowed]) -> None:
+def keep_allowed_(scores: Tensor, rows: Sequence[int], allowed: Sequence[Allowed | None]) -> None:
     """Sets to minus infinity, in place, what may not come next. What may come keeps its score.
 
     Args:
         scores: float32 [num_rows, vocab_size].
         rows: the rows that are constrained.
-        allowed: what each of `rows` may go on with.
+        allowed: what each of `rows` may go on with; None: anything.
     """
     listed = [(row, each.token_ids) for row, each in zip(rows, allowed, strict=True) if isinstance(each, AllowedIds)]
     masked = [(row, each.words) for row, each in zip(rows, allowed, strict=True) if isinstance(each, AllowedMask)]

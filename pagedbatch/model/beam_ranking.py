@@ -121,5 +121,4 @@ def _process(tasks: list[BeamTask], logprobs: Tensor, eos_token_ids: frozenset[i
             for row, history in zip(rows, histories, strict=True):
                 process_row(logprobs[row], task.params, task.position, history, eos_token_ids)
         if task.allowed is not None:
-            held = [(row, allowed) for row, allowed in zip(rows, task.allowed, strict=True) if allowed is not None]
-            keep_allowed_(logprobs, [row for row, _ in held], [allowed for _, allowed in held])
+            keep_allowed_(logprobs, rows, task.allowed)
