@@ -64,8 +64,8 @@ class Products:
         self._lay_out.restype = None
         self._multiply = library.pagedbatch_multiply
         self._multiply.argtypes, self._multiply.restype = [ctypes.POINTER(Product)], None
-        # Matrices take turns, step after step: each learns which one to fetch at its end, and no more than its place, as
-        # it would else keep that one alive.
+        # Matrices take turns, step after step: each learns which one to fetch at its end, and no more than its place,
+        # as it would else keep that one alive.
         self._last: Panels | None = None
 
     @property
