@@ -81,7 +81,13 @@ def _versions() -> Iterator[str]:
 
 def _model(found: Inspection) -> Iterator[tuple[str, str]]:
     yield "type", found.model_type
-    yield "verdict", f"can't run here: {found.problems[0]}" if found.problems else "runs here"
+    if found.problems:
+        yield "verdict", f"can't run here: {found.problems[0]}"
+    else:
+        yield (
+            "verdict",
+            "runs here" if found.weights else "would run here, by its config: there are no weights to look at",
+        )
     for problem in found.problems[1:]:
         yield "also", problem
     if found.quantisation is not None:

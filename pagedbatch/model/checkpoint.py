@@ -18,7 +18,16 @@ import torch
 from pagedbatch.errors import UsageError
 from pagedbatch.model.library_errors import is_installed, one_line_errors, quiet
 from pagedbatch.model.model_files import CONFIG, ModelSource
-from pagedbatch.model.weight_files import ADAPTER, INDEX, WEIGHTS, StoredTensor, merge_hint, read_headers, weight_files
+from pagedbatch.model.weight_files import (
+    ADAPTER,
+    INDEX,
+    WEIGHTS,
+    StoredTensor,
+    holds_weights,
+    merge_hint,
+    read_headers,
+    weight_files,
+)
 
 _TOWERS = (
     r"^(model\.)?(vision_tower|vision_model|vision_encoder|visual|vision_embed_tokens|image_newline|audio_tower|"
@@ -81,11 +90,12 @@ def without_adapter(source: ModelSource) -> Iterator[dict[str, str]]:
         yield {"pretrained_model_name_or_path": links}
 
 
-def checkpoint_tensors(source: ModelSource, config: Any) -> dict[str, StoredTensor] | None:
+def checkpoint_tensors(source: ModelSource, config: Any, *, needed: bool) -> dict[str, StoredTensor] | None:
     """What the headers of a model's weights say; None for GGUF, and for weights on the Hub that are not here yet.
 
     Args:
         config: the whole config, not only its text part.
+        needed: a folder in which nothing looks like weights is an error; else it gives None.
 
     Raises:
         UsageError: weights are missing or broken.
@@ -94,6 +104,8 @@ def checkpoint_tensors(source: ModelSource, config: Any) -> dict[str, StoredTens
         return None
     named = getattr(config, "transformers_weights", None)
     if source.folder is not None:
+        if not needed and not holds_weights(source.folder):
+            return None
         return read_headers(weight_files(source.folder, named))
     fetched = source.file(CONFIG)
     try:
@@ -223,8 +235,8 @@ def _refuse_integers(source: ModelSource, config: Any, tensors: Mapping[str, Sto
     integers = [name for name, tensor in tensors.items() if name.endswith(".weight") and not _is_floating(tensor)]
     if integers:
         raise UsageError(
-            f"model {source.name!r} can't be loaded: {len(integers)} weights are stored as integers: "
-            f"{_first(integers)}; {source.config_place} has no quantization_config that says what they stand for"
+            f"model {source.name!r} can't be loaded: weights are stored as integers: {_first(integers)}; "
+            f"{source.config_place} has no quantization_config that says what they stand for"
         )
 
 

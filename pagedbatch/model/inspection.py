@@ -19,8 +19,8 @@ from pagedbatch.model.support import what_is_missing
 class Inspection:
     """What was found. `problems` are all that stand in the way; none: the model runs here.
 
-    `facts` is None for a model that this engine has no words for. `weights` and `quantisation` are told in words,
-    None where there is nothing to tell.
+    `facts` is None for a model that this engine has no words for. `weights` and `quantisation` are told in words; None:
+    there are no weights here to look at, and the checkpoint is not quantised.
     """
 
     model_type: str
@@ -69,17 +69,18 @@ def _problems(checks: list[Callable[[], object]]) -> Iterator[str]:
 
 
 def _check_weights(source: ModelSource, config: Any, *, can_build: bool) -> None:
-    tensors = checkpoint_tensors(source, config)
+    tensors = checkpoint_tensors(source, config, needed=False)
     if tensors is not None and can_build:
         check_tensors(source, config, tensors)
 
 
 def _weights(source: ModelSource, config: Any) -> str | None:
+    """In words; None where they can't be read, or are not here."""
     try:
-        tensors = checkpoint_tensors(source, config)
+        tensors = checkpoint_tensors(source, config, needed=False)
     except UsageError:  # told as a problem
         return None
     if tensors is None:
-        return None if source.gguf is not None else "not here yet, and not looked at"
+        return None if source.gguf is None else "in GGUF, not looked at"
     files = {tensor.file for tensor in tensors.values()}
     return f"{len(tensors)} tensors in {len(files)} {'file' if len(files) == 1 else 'files'}"

@@ -8,6 +8,8 @@ import contextlib
 import importlib.util
 import io
 import logging
+import os
+import tempfile
 import warnings
 from collections.abc import Iterator
 
@@ -69,6 +71,27 @@ def quiet() -> Iterator[None]:
         hf_logging.set_verbosity(level)
         if bars:
             hf_logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def without_rust_traces() -> Iterator[None]:
+    """Holds back what is written to stderr by its number, which is how Rust code tells of its panics, until the end:
+    after an error it is dropped, else it is written.
+    """
+    try:
+        stderr = os.dup(2)
+    except OSError:  # there is none
+        yield
+        return
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+            held.seek(0)
+            os.write(stderr, held.read())
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
 
 
 def is_installed(module: str) -> bool:

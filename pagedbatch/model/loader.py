@@ -237,15 +237,18 @@ def load_model(
     return LoadedModel(loaded, config, resolved, target, defaults)
 
 
-def check_weights(model: str, *, trust_remote_code: bool = False) -> None:
+def check_weights(model: str, *, trust_remote_code: bool = False, needed: bool = True) -> None:
     """Whether the weights can be loaded here and fill the model, as far as that shows without reading them.
+
+    Args:
+        needed: a folder that holds a config and no weights is an error.
 
     Raises:
         UsageError: they can't, or don't.
     """
     source = find_model(model)
     config = whole_config(source, trust_remote_code=trust_remote_code)
-    tensors = checkpoint_tensors(source, config)
+    tensors = checkpoint_tensors(source, config, needed=needed)
     problem = quantization_problem(config)
     if problem is not None:
         raise UsageError(f"model {model!r} can't be loaded: {problem}")

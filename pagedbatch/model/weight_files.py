@@ -45,6 +45,8 @@ STORED_DTYPES: dict[str, torch.dtype] = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+#: Those that torch has no name for, or that no model is stored in.
+_NAMELESS_DTYPES = frozenset({"F4", "F6_E2M3", "F6_E3M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C64"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,16 @@ def weight_files(folder: Path, named: str | None = None) -> list[Path]:
     raise UsageError(f"model {str(folder)!r} can't be loaded: {_instead_of_weights(folder)}")
 
 
+def holds_weights(folder: Path) -> bool:
+    """Whether a folder has weights of any kind, or what names them: it is more than a config and a tokenizer."""
+    return any(path.name in (INDEX, ADAPTER) or path.suffix in (".safetensors", *_PICKLES) for path in folder.iterdir())
+
+
 def _shards(index: Path) -> list[Path]:
-    weight_map = read_object(index).get("weight_map")
+    table = read_object(index)
+    weight_map, metadata = table.get("weight_map"), table.get("metadata")
+    if not isinstance(metadata, dict):
+        raise UsageError(f"{index}: metadata must be an object, got {shown(metadata)}")
     if not isinstance(weight_map, dict) or not weight_map:
         raise UsageError(f"{index}: weight_map must be an object of tensor names and files, got {shown(weight_map)}")
     for tensor, name in weight_map.items():
@@ -159,9 +169,13 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
         raise broken(file, "it is no safetensors file: its header is no JSON object")
     header.pop("__metadata__", None)
     tensors = {name: _read_tensor(entry, name, file) for name, entry in header.items()}
-    end = _LENGTH_BYTES + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    spans = sorted(entry["data_offsets"] for entry in header.values())
+    ends = [0, *(end for _, end in spans)]
+    end = _LENGTH_BYTES + length + ends[-1]
     if size < end:
         raise broken(file, f"it ends after {size:,} of {end:,} bytes, the download was cut: {_AGAIN}")
+    if size > end or [begin for begin, _ in spans] != ends[:-1]:
+        raise broken(file, "its header doesn't say where its tensors lie: they overlap, or leave gaps")
     return tensors
 
 
@@ -170,9 +184,10 @@ def _read_tensor(entry: Any, name: str, file: Path) -> StoredTensor:
     if not isinstance(entry, dict):
         raise UsageError(f"{place} must be an object, got {shown(entry)}")
     shape, offsets, dtype = (entry.get(key) for key in ("shape", "data_offsets", "dtype"))
-    if not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2 or not isinstance(dtype, str):
+    is_known = isinstance(dtype, str) and (dtype in STORED_DTYPES or dtype in _NAMELESS_DTYPES)
+    if not is_known or not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
         raise UsageError(f"{place} is malformed: {shown(entry)}")
-    known = STORED_DTYPES.get(dtype)
+    known = STORED_DTYPES.get(str(dtype))
     if offsets[1] < offsets[0] or (known is not None and math.prod(shape) * known.itemsize != offsets[1] - offsets[0]):
         raise UsageError(f"{place} has another size than its shape says: {shown(entry)}")
     return StoredTensor(tuple(shape), known, file)

@@ -53,7 +53,7 @@ def size_up(settings: RunSettings, defaults: ModelDefaults) -> Sizes:
     config = load_config(settings.model, trust_remote_code=settings.trust_remote_code)
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, defaults.dtype, device)
-    check_weights(settings.model, trust_remote_code=settings.trust_remote_code)
+    check_weights(settings.model, trust_remote_code=settings.trust_remote_code, needed=False)
     parameters = num_parameters(config)
     weight_bytes = parameters * dtype.itemsize
     pool = choose_pool_size(
