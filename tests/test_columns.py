@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_row_fields import KEYS, VALUES
 from tiny_job import SilentView, without_model
 
 from pagedbatch.errors import UsageError
@@ -187,14 +188,14 @@ def test_cells_of_csv_are_what_the_option_takes(tmp_path: Path) -> None:
 
 def test_own_names_may_be_data_too(tmp_path: Path) -> None:
     """In CSV their cells stay the text that they are; records may still carry them."""
-    data = "prompt,n,seed,q\na,three,007,1e3\n"
+    data = "prompt,n,seed,q\na,three,0.50,1e3\n"
     given = {"prompt_template": "{n} {seed}", "keep": ["n", "seed"], "max_tokens": 2}
     assert _run(tmp_path, [], data, "in.csv", **given).exit_code == 3
     ignored = {**given, "ignore_columns": ["n,seed"], "restart": True}
     assert _run(tmp_path, [], data, "in.csv", **ignored).exit_code == 0
     record = json.loads((tmp_path / "out.jsonl").read_text())
-    assert record["input"] == {"n": "three", "seed": "007"}
-    assert record["usage"]["prompt_tokens"] == len("three 007")
+    assert record["input"] == {"n": "three", "seed": "0.50"}
+    assert record["usage"]["prompt_tokens"] == len("three 0.50")
 
 
 def test_ignored_columns_are_a_part_of_what_a_run_is(tmp_path: Path) -> None:
@@ -207,6 +208,12 @@ def test_ignored_columns_are_a_part_of_what_a_run_is(tmp_path: Path) -> None:
         assert (b"ignore_columns" in manifest) is written
     with pytest.raises(UsageError, match=r"--ignore-columns: .* has no column 'm'; its columns are prompt, n"):
         _run(tmp_path, [], data, ignore_columns=["m"])
+
+
+@given(st.dictionaries(KEYS, VALUES, max_size=4))
+def test_whatever_a_row_holds_is_seen_without_a_fault(fields: dict[str, Any]) -> None:
+    told, refusal = _watch({"prompt": "a", **fields})
+    assert all(len(line.splitlines()) == 1 for line in [*told, *filter(None, [refusal])])
 
 
 @given(st.text("abc_", max_size=6), st.text("abc_", max_size=6))

@@ -203,3 +203,13 @@ def test_the_line_of_an_item_that_cannot_be_written(table_model_path: Path) -> N
     run = CatalogSource(["b", "", "cf", "zé"], "--constrain-to items.txt")
     broken = ConstraintBuilder(tokenizer(table_model_path), 64, frozenset({EOS}), run)
     assert refusal(broken, {}) == "--constrain-to items.txt, line 4: this model has no tokens for 'zé'"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"type": b"\xff"}, {"enum": ["a"], "type": [[]]}, '{"a":' * 5000 + "1" + "}" * 5000],
+    ids=["bytes", "type", "depth"],
+)
+def test_a_schema_that_is_no_json_is_the_rows_error(builder: ConstraintBuilder, schema: Any) -> None:
+    """A table may hold bytes, and a text any depth."""
+    assert refusal(builder, {"json_schema": schema}).startswith("json_schema")

@@ -117,17 +117,18 @@ def _schema_source(value: Any, name: str) -> GrammarSource:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RowError(f"{name}: malformed JSON: {error}") from None
     if not isinstance(value, (Mapping, bool)):
         raise RowError(f"{name} must be a JSON schema, got {short(value)}")
-    problem = unheld_part(value)
+    try:
+        problem, text = unheld_part(value), json.dumps(value)
+    except RecursionError:
+        raise RowError(f"{name} is nested too deep") from None
+    except TypeError as error:  # a table's bytes or dates, or what is no schema
+        raise RowError(f"{name} must be a JSON schema: {error}") from None
     if problem is not None:
         raise RowError(f"{name}: outputs can't be held to {problem}")
-    try:
-        text = json.dumps(value)
-    except TypeError as error:  # a table's cell can hold what JSON has no form for
-        raise RowError(f"{name} must be a JSON schema: {error}") from None
     return GrammarSource("json_schema", text, name)
 
 

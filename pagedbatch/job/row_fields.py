@@ -67,7 +67,7 @@ class _Reading:
             try:
                 self._take_option(name, value, f"{prefix}{_shown(name)}", strict=strict, in_bundle=not beside)
             except RowError as error:
-                hint = "" if strict else f" (--ignore-columns {_shown(name)}, if the column is data)"
+                hint = "" if strict or name in READERS else f" (--ignore-columns {_shown(name)}, if the column is data)"
                 raise RowError(f"{error}{hint}") from None
 
     def _take_option(self, name: str, value: Any, said: str, *, strict: bool, in_bundle: bool) -> None:
