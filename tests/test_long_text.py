@@ -90,7 +90,9 @@ def test_a_cut_before_tokenizing_is_the_cut_after_it(tokenizer: Any, name: str, 
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_text_that_can_not_fit_is_refused_after_a_little_of_it(tokenizer: Any, name: str) -> None:
     counting = Counting(tokenizer)
-    with pytest.raises(RowError, match=r"line 1: the prompt is too long: the first [\d,]+ of its 300,000 characters are"):
+    with pytest.raises(
+        RowError, match=r"line 1: the prompt is too long: the first [\d,]+ of its 300,000 characters are"
+    ):
         prepared(counting, TEXTS[name])
     assert counting.num_characters < CHARACTERS / 10
 

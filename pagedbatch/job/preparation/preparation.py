@@ -10,7 +10,6 @@ from pagedbatch.job.preparation.limits import RowLimits
 from pagedbatch.job.preparation.notices import Notices
 from pagedbatch.job.rows import Row
 
-
 #: Rows that are read ahead of the one that is being prepared.
 MOST_ROWS = 64
 
