@@ -50,3 +50,34 @@ def test_leaving_early_ends_the_thread() -> None:
     with ReadAhead(count(), 8) as items:
         assert list(islice(items, 3)) == [0, 1, 2]
     assert not [thread for thread in threading.enumerate() if thread.name == "feeder"]
+
+
+def test_while_an_item_takes_long_the_taker_is_told_and_has_those_before() -> None:
+    go_on = threading.Event()
+
+    def source() -> Iterator[int | None]:
+        yield from range(3)
+        while not go_on.is_set():
+            yield None
+        yield 3
+
+    with ReadAhead(source(), 256) as items:
+        taken = iter(items)
+        assert list(islice(taken, 3)) == [0, 1, 2]
+        assert next(taken) is None
+        assert not items.is_over
+        go_on.set()
+        assert [each for each in taken if each is not None] == [3]
+        assert items.is_over
+
+
+def test_a_taker_that_is_no_longer_wanted_stops_waiting() -> None:
+    ended = threading.Event()
+
+    def source() -> Iterator[int]:
+        ended.wait()
+        yield from ()
+
+    with ReadAhead(source(), 8, cancel=ended.set, is_wanted=iter([True, False]).__next__) as items:
+        assert list(items) == []
+        assert not items.is_over

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tiny_job import ByteTokenizer
 
+from pagedbatch.errors import RowError
 from pagedbatch.job.feeder import Prepared, Preparer
 from pagedbatch.job.keep import KeptColumns
 from pagedbatch.job.preparation.bounded import BoundedPreparation
@@ -54,9 +55,12 @@ class Hostile(Preparer):
                 while row.fields["endless"]:
                     pass
         if do == "source":
-            with step("compiling it", row.fields["source"]):
-                while row.fields["endless"]:
-                    pass
+            try:
+                with step("compiling it", row.fields["source"]):
+                    while row.fields["endless"]:
+                        pass
+            except RowError as error:
+                return f"{row.place}: {error}"
         return super().request(row)
 
 

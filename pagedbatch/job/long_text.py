@@ -1,8 +1,8 @@
 """Texts far longer than a context: as much of them is tokenized as can matter. Knows no rows and no special tokens.
 
-Tokens near a cut may be others than in the whole text, so a beginning is taken for long enough only with many more tokens
-than fit. An end is taken only where its last tokens are the same whether it begins at one character or the next: then
-they don't depend on where the cut is.
+Tokens near a cut may be others than in the whole text, so a beginning is long enough only with many more tokens than
+fit. An end is taken only where its last tokens are the same whether it begins at one character or the next: then they
+don't depend on where the cut is.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def check_fits(text: str, limit: int, encode: Encode) -> list[int]:
     token_ids, size = _beginning(text, limit, encode)
     if size < len(text):
         raise RowError(
-            f"the prompt is too long: the first {size:,} of its {len(text):,} characters are {len(token_ids):,} tokens, "
-            f"and the model's limit is {limit} (--truncate-prompt cuts prompts)"
+            f"the prompt is too long: the first {size:,} of its {len(text):,} characters are {len(token_ids):,} "
+            f"tokens, and the model's limit is {limit} (--truncate-prompt cuts prompts)"
         )
     return token_ids
 
