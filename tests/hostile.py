@@ -41,7 +41,14 @@ def _deep(levels: int) -> Any:
     return value
 
 
-#: A line of each kind; none can be answered. Made when asked for: some have megabytes.
+#: Of the kinds below, those that can be answered on a machine with time and memory for them.
+MAY_BE_ANSWERED = {
+    "temperature below what float32 holds",
+    "an enum of 100,000 texts",
+    "a regular expression that explodes",
+}
+
+#: A line of each kind; the others can't be answered. Made when asked for: some have megabytes.
 KINDS: dict[str, Callable[[], bytes]] = {
     "n of a billion": _line(n=10**9),
     "n beyond 64 bits": _line(n=2**70, temperature=1.0),

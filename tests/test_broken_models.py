@@ -232,7 +232,7 @@ def test_a_config_is_named_before_the_tokenizer_that_reads_it_too(folder: Path) 
     from pagedbatch.model.loader import load_tokenizer
 
     edit(folder / "config.json", rms_norm_eps=None)
-    with pytest.raises(UsageError, match="config.json: rms_norm_eps must be"):
+    with pytest.raises(UsageError, match=r"config\.json: rms_norm_eps must be"):
         load_tokenizer(str(folder))
 
 
