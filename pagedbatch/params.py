@@ -15,6 +15,8 @@ from pagedbatch.errors import ParamError
 DEFAULT_MAX_TOKENS = 256
 #: `length ** length_penalty` stays a number for every length up to a million tokens.
 MAX_LENGTH_PENALTY = 50
+#: Each of them is looked for after each token.
+MAX_STOP_STRINGS = 1000
 
 
 #: Defaults of a model that have no meaning beside samples, and beside beams.
@@ -139,6 +141,8 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, (list, tuple)) or not all(isinstance(item, str) and item for item in items):
         raise ParamError(f"{name} must be a non-empty string or a list of them, got {value!r}")
+    if len(items) > MAX_STOP_STRINGS:
+        raise ParamError(f"{name} lists {len(items)} strings, and {MAX_STOP_STRINGS} are the most")
     return tuple(items)
 
 
