@@ -252,3 +252,10 @@ def test_width(layer: dict[str, int], width: int, uses_beams: bool) -> None:
 )
 def test_who_needs_the_history(layer: dict[str, Any], reads: bool) -> None:
     assert resolve({}, layer).reads_history == reads
+
+
+def test_stop_strings_are_bounded() -> None:
+    many = [f"s{i}" for i in range(1001)]
+    assert len(resolve({}, {"stop": many[1:]}).stop) == 1000
+    with pytest.raises(ParamError, match="stop lists 1001 strings, and 1000 are the most"):
+        resolve({}, {"stop": many})

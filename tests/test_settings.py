@@ -117,3 +117,11 @@ def test_wrong_values_are_refused_at_once(given: dict[str, Any], reason: str) ->
         merge({**NEEDED, **given}, {})
     assert reason in str(refused.value)
     assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), True, "5", 86_401])
+def test_the_time_of_a_row_is_a_number_of_seconds(value: Any) -> None:
+    given = {"input": "in", "model": "m", "output": "out"}
+    assert merge({**given, "row_prepare_timeout": 2}, {}).row_prepare_timeout == 2.0
+    with pytest.raises(UsageError, match="--row-prepare-timeout must be a number of seconds above 0, at most 86400"):
+        merge({**given, "row_prepare_timeout": value}, {})

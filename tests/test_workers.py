@@ -71,9 +71,14 @@ def cluster() -> Iterator[str]:
 
 
 def workers_of(process: psutil.Process) -> list[psutil.Process]:
-    """The workers on the Ray that `process` started for its run; those of a cluster are not."""
+    """The workers on the Ray that `process` started for its run; those of a cluster are not.
+
+    The processes that prepare their rows are forked from them, and have their command too.
+    """
     own = (child for child in process.children() if "start --head" not in command_of(child))
-    return [each for child in own for each in child.children(recursive=True) if "MapWorker" in command_of(each)]
+    found = [each for child in own for each in child.children(recursive=True) if "MapWorker" in command_of(each)]
+    pids = {each.pid for each in found}
+    return [each for each in found if each.ppid() not in pids]
 
 
 def command_of(process: psutil.Process) -> str:
@@ -114,10 +119,11 @@ def test_two_workers_write_what_one_process_writes_though_one_is_killed(words: W
 
 
 def killed_run(words: Workplace) -> None:
-    """A run that kills its own process in the middle, and leaves the ids of its workers."""
+    """A run that kills its own process in the middle, and leaves the ids of its workers and all that is theirs."""
 
     def kill() -> None:
-        pids = [worker.pid for worker in workers_of(psutil.Process())]
+        workers = workers_of(psutil.Process())
+        pids = [each.pid for worker in workers for each in (worker, *worker.children(recursive=True))]
         (words.folder / "pids.json").write_text(json.dumps(pids))
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -131,7 +137,7 @@ def test_a_killed_job_is_resumed_by_two_other_workers(words: Workplace, expected
     assert job.exitcode == -signal.SIGKILL
     pids = json.loads((words.folder / "pids.json").read_text())
     workers = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-    assert len(pids) == 2
+    assert len(pids) == 2 * 3  # two more prepare the rows of each
     assert psutil.wait_procs(workers, timeout=20)[1] == [], "workers outlive their job"
     view = View()
     assert words.run(view, ray_address=cluster, workers=2, **SETTINGS).exit_code == 0
