@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -57,8 +59,13 @@ def refusal(path: Path, **options: Any) -> str:
     return message
 
 
-def logits_of(model: Any, token_ids: list[int]) -> Tensor:
-    """Hugging Face's own logits [len(token_ids), vocab_size]."""
-    with torch.inference_mode():
-        logits: Tensor = model(torch.tensor([token_ids])).logits[0]
-    return logits
+def command(*arguments: object) -> tuple[int, str]:
+    """Exit code and stderr of the command in a process of its own."""
+    main = "from pagedbatch.cli.app import main; main()"
+    process = subprocess.run(
+        [sys.executable, "-c", main, *map(str, arguments)],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "TERM": "dumb"},
+        capture_output=True,
+        check=False,
+    )
+    return process.returncode, process.stderr.decode()

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from model_folders import LFS_POINTER, edit, load_all, refusal, shard
+from model_folders import LFS_POINTER, command, edit, load_all, refusal, shard
 
 from pagedbatch.errors import UsageError
 from pagedbatch.model.loader import model_defaults
@@ -257,18 +254,6 @@ def test_a_broken_model_ends_every_command_with_one_line(folder: Path, subcomman
     exit_code, errors = command(subcommand, *arguments, "-m", folder)
     assert exit_code == 2
     assert errors == f"error: {folder}/config.json: rms_norm_eps must be a finite number from 0 to 1, got null\n"
-
-
-def command(*arguments: object) -> tuple[int, str]:
-    """Exit code and stderr of the command in a process of its own."""
-    main = "from pagedbatch.cli.app import main; main()"
-    process = subprocess.run(
-        [sys.executable, "-c", main, *map(str, arguments)],
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "TERM": "dumb"},
-        capture_output=True,
-        check=False,
-    )
-    return process.returncode, process.stderr.decode()
 
 
 def test_a_generation_config_beside_a_shard(folder: Path) -> None:

@@ -10,9 +10,8 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from model_folders import edit, edit_weights, load_all, refusal
+from model_folders import command, edit, edit_weights, load_all, refusal
 from safetensors.torch import load_file, save_file
-from test_broken_models import command
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
