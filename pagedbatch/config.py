@@ -29,5 +29,9 @@ class EngineConfig:
     preemption: PreemptionMode = "auto"
     prefix_cache: bool = True
     eos_token_ids: frozenset[int] = frozenset()
+    vocab_size: int | None = None
+    """Logits of a position; None: not known, and not counted among what beams need."""
+    host_memory: int | None = None
+    """Bytes of memory beside the pool that a single row may need; None: any."""
     check_invariants: bool = False
     """Check after each step that no shared block was written and that no block was lost. For tests and bug hunts."""

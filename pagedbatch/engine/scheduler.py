@@ -10,7 +10,7 @@ preempted from the tail. So nothing that a step has scheduled is ever undone, an
 from __future__ import annotations
 
 from pagedbatch.config import EngineConfig
-from pagedbatch.engine.admission import Admission, blocks_at_most, max_width, never_message
+from pagedbatch.engine.admission import Admission, max_width, never_message
 from pagedbatch.engine.block_manager import BlockManager
 from pagedbatch.engine.plan import StepPlan
 from pagedbatch.engine.prefix_cache import CachedBlock
@@ -338,7 +338,7 @@ class Scheduler:
             self.queues.pop()
             if verdict is Admission.NEVER:
                 group.state = GroupState.FINISHED
-                rejected.append((group, never_message(self.config, group)))
+                rejected.append((group, never_message(self.config, group) or ""))
             else:
                 running += group.width
                 self._start(group, plan)
@@ -346,7 +346,7 @@ class Scheduler:
 
     def _admission(self, group: SequenceGroup, running: int, plan: StepPlan) -> Admission:
         """Asks what can be done with a waiting group while `running` sequences run. It changes nothing."""
-        if blocks_at_most(self.config, group) > self.config.num_blocks:
+        if never_message(self.config, group) is not None:
             return Admission.NEVER
         if not self.running:
             return Admission.OK  # alone, any group may run, however wide

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Logits of prompt tokens that a step may hold for prompt logprobs: 256 MiB in float32.
 _SCORED_LOGITS = 2**26
+#: Of the host memory that is free once weights and pool are there, what one row may take.
+_ROW_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +165,29 @@ def open_device_side(settings: RunSettings, text: TextSide, *, memory_share: flo
         memory_share=memory_share,
     )
     keep_activations()
-    config = engine_config(settings, text.defaults, runner.num_blocks, runner.num_swap_blocks)
+    config = engine_config(
+        settings, text.defaults, runner.num_blocks, runner.num_swap_blocks, memory_share=memory_share
+    )
     return DeviceSide(loaded, runner, Engine(config, runner, _detokenizer(text.tokenizer)))
 
 
 def engine_config(
-    settings: RunSettings, defaults: ModelDefaults, num_blocks: int, num_swap_blocks: int
+    settings: RunSettings,
+    defaults: ModelDefaults,
+    num_blocks: int,
+    num_swap_blocks: int,
+    *,
+    memory_share: float = 1.0,
 ) -> EngineConfig:
-    """What a run's engine is told, with pools of so many blocks."""
+    """What a run's engine is told, with pools of so many blocks.
+
+    Args:
+        memory_share: how much of the memory that is free now the engine may count on.
+    """
+    import torch
+
+    from pagedbatch.model.kv_cache import free_memory
+
     return EngineConfig(
         num_blocks=num_blocks,
         block_size=settings.block_size,
@@ -183,6 +200,8 @@ def engine_config(
         preemption=settings.preemption,
         prefix_cache=settings.prefix_cache,
         eos_token_ids=defaults.eos_token_ids,
+        vocab_size=defaults.vocab_size,
+        host_memory=int(_ROW_SHARE * memory_share * free_memory(torch.device("cpu"))),
     )
 
 

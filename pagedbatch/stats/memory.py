@@ -157,8 +157,9 @@ class MemoryAccount:
 
         `kv_used` and `sharing_saving` are None when no step held a block. `swap_seconds` are a part of the model's
         time. `swapped_blocks` were moved, in or out; `peak_swapped_blocks` stood in host memory at once, beside the
-        pool. `peak_map` says who held which blocks when the pool was fullest: each sequence's table as
-        [first number, length] runs, equal numbers being one block; None when no step held one.
+        pool. `failed_steps` were taken back and tried again in parts. `peak_map` says who held which blocks when the
+        pool was fullest: each sequence's table as [first number, length] runs, equal numbers being one block; None when
+        no step held one.
         """
         num_slots = self.num_blocks * self.block_size
         contiguous = compare(self._sample.sequences(), num_slots, self.max_num_seqs)
@@ -195,6 +196,7 @@ class MemoryAccount:
             "swapped_bytes": swapped_blocks * self.block_bytes,
             "swap_seconds": round(self._swap, 4),
             "recomputed_tokens": counters.recomputed_tokens,
+            "failed_steps": counters.failed_steps,
             "prefix_cache": {
                 "queried_tokens": counters.prefix_queried_tokens,
                 "hit_tokens": counters.prefix_hit_tokens,

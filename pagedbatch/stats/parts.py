@@ -85,6 +85,7 @@ def _memory(parts: Sequence[Stats]) -> dict[str, Any] | None:
         **{name: max(memory[name] for memory in memories) for name in _HIGHEST},
         **{name: _mean([memory[name] for memory in memories], steps) for name in _MEANS},
         **{name: sum(memory[name] for memory in memories) for name in _SUMS},
+        "failed_steps": sum(memory.get("failed_steps", 0) for memory in memories),  # older accounts have none
         "final_live_blocks": sum(memory["final_live_blocks"] or 0 for memory in memories),
         **{name: _added([memory[name] for memory in memories]) for name in ("preemptions", "prefix_cache")},
         "contiguous": {name: _scheme([memory["contiguous"][name] for memory in memories], steps) for name in SCHEMES},

@@ -79,6 +79,7 @@ def _memory_lines(memory: Mapping[str, Any] | None) -> list[tuple[str, str]]:
         ("sharing", _sharing(memory)),
         ("prefixes", _prefix_cache(memory["prefix_cache"])),
         ("preempted", _preemptions(memory)),
+        *_failures(memory.get("failed_steps", 0)),
     ]
 
 
@@ -106,6 +107,12 @@ def _preemptions(memory: Mapping[str, Any]) -> str:
     if recompute:
         parts.append(f"recompute {recompute:,} ({plural(memory['recomputed_tokens'], 'token')})")
     return ", ".join(parts) or "none"
+
+
+def _failures(failed_steps: int) -> list[tuple[str, str]]:
+    if not failed_steps:
+        return []
+    return [("failed", f"{plural(failed_steps, 'step')}, taken back and tried again row by row")]
 
 
 def time_shares(time: Mapping[str, float]) -> str:

@@ -16,7 +16,7 @@ from tiny_job import SilentView
 
 from pagedbatch.errors import UsageError
 from pagedbatch.job.job import Ui, run_job
-from pagedbatch.job.opening import open_job
+from pagedbatch.job.opening import open_input, open_job
 from pagedbatch.job.settings import merge
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="rows are prepared in the same process there")
@@ -103,8 +103,9 @@ def test_strict_lists_all_bad_rows_in_order(tmp_path: Path, model: Path) -> None
     path.write_text("\n".join(lines), encoding="utf-8")
     given = {"input": str(path), "model": str(model), "output": "-", "strict": True, "row_prepare_timeout": 0.3}
     told: list[str] = []
+    settings = merge(given, {})
     with pytest.raises(UsageError, match=r"^--strict: 5 of 7 rows can't be answered; nothing was started$"):
-        open_job(merge(given, {}), told.append)
+        open_job(settings, open_input(settings, told.append), told.append)
     assert [line.partition(":")[0] for line in told] == [f"line {i}" for i in range(2, 7)]
 
 
