@@ -80,6 +80,7 @@ def folder(rand_model_path: Path, tmp_path: Path) -> Path:
         {"model_type": "llamma"},
         {"architectures": "LlamaForCausalLM"},
         {"text_config": []},
+        {"text_config": {}},
         {"quantization_config": []},
         {"tie_word_embeddings": None},
         {"tie_word_embeddings": "yes"},
