@@ -57,6 +57,7 @@ def folder(rand_model_path: Path, tmp_path: Path) -> Path:
         {"max_position_embeddings": 0},
         {"max_position_embeddings": 10**30},
         {"rope_theta": 0},
+        {"sliding_window": -1},
         {"rope_scaling": []},
         {"rope_scaling": "yarn"},
         {"rope_scaling": {"rope_type": "spiral", "factor": 2.0}},
@@ -80,6 +81,7 @@ def folder(rand_model_path: Path, tmp_path: Path) -> Path:
         {"model_type": "llamma"},
         {"architectures": "LlamaForCausalLM"},
         {"text_config": []},
+        {"text_config": {}},
         {"quantization_config": []},
         {"tie_word_embeddings": None},
         {"tie_word_embeddings": "yes"},
@@ -264,3 +266,8 @@ def test_a_generation_config_beside_a_shard(folder: Path) -> None:
     assert loaded.defaults.generation == {"temperature": 0.5}
     assert loaded.dtype == torch.float32
     assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
+
+
+def test_a_window_of_nothing(folder: Path) -> None:
+    edit(folder / "config.json", model_type="mistral", sliding_window=0)
+    assert "config.json: sliding_window must be at least 1 where layers have one, got 0" in refusal(folder)

@@ -12,10 +12,13 @@ import pytest
 import torch
 from model_folders import command, edit, edit_weights, load_all, refusal
 from safetensors.torch import load_file, save_file
+from test_families import COMMON, FAMILIES, GQA_KEYS, MHA_ONLY
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from pagedbatch.model import loader
+from pagedbatch.model.inspection import inspect_model
+from pagedbatch.model.weight_files import holds_weights
 
 LAYERS = "model.layers.{}.self_attn.{}_proj.{}"
 
@@ -90,8 +93,6 @@ def test_layers_beyond_those_that_the_config_counts(folder: Path) -> None:
 
 def test_layers_that_the_library_drops_for_another_checkpoint_of_the_family(tmp_path: Path) -> None:
     """For GLM-4.5's sake it drops layer 46 of every such model."""
-    from transformers import AutoConfig
-
     sizes = {"hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16, "num_attention_heads": 2}
     config = AutoConfig.for_model(
         "glm4_moe", vocab_size=64, num_hidden_layers=2, num_key_value_heads=1, head_dim=16, n_routed_experts=2,
@@ -250,3 +251,18 @@ def test_every_command_tells_of_tensors_that_would_not_be_used(folder: Path, sub
         assert "28 of its tensors would not be used" in errors
         assert errors.count("\n") == 1
     assert not (folder / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_whole_checkpoint_of_each_family_passes(family: str, tmp_path: Path) -> None:
+    """As it is stored, which for experts is not as the model holds it."""
+    common = {name: value for name, value in COMMON.items() if not (family in MHA_ONLY and name in GQA_KEYS)}
+    config = AutoConfig.for_model(family, **{**common, **FAMILIES[family]})
+    model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path)
+    assert holds_weights(tmp_path)
+    loader.check_weights(str(tmp_path))
+    assert inspect_model(str(tmp_path)).facts is not None
+    edit_weights(tmp_path, add("model.layers.0.more.weight"))
+    with pytest.raises(loader.UsageError, match=r"layers\.0\.more\.weight"):
+        loader.check_weights(str(tmp_path))

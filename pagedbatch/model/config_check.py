@@ -15,6 +15,7 @@ import torch
 
 from pagedbatch.errors import UsageError
 from pagedbatch.model.model_files import shown
+from pagedbatch.model.support import sliding_windows
 
 _MOST_LAYERS = 2000
 _MOST_EXPERTS = 20_000
@@ -118,7 +119,8 @@ _RULES: dict[str, Rule] = {
     ),
     **dict.fromkeys(("num_hidden_layers", "n_layer"), _LAYERS),
     **dict.fromkeys(("max_position_embeddings", "n_positions"), _TOKENS),
-    **dict.fromkeys(("sliding_window", "original_max_position_embeddings"), _TOKENS_OR_NULL),
+    "sliding_window": _count(_MOST_TOKENS, null=True, least=0),  # 0 where it is not used
+    "original_max_position_embeddings": _TOKENS_OR_NULL,
     **dict.fromkeys(("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"), _EXPERTS),
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"), _EPSILON),
     **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), _SHARE),
@@ -210,6 +212,10 @@ def check_built_config(config: Any, place: str) -> None:
     padding = getattr(config, "pad_token_id", None)
     if padding is not None and not (is_integer(padding) and -config.vocab_size <= padding < config.vocab_size):
         raise UsageError(f"{place}: pad_token_id {shown(padding)} lies outside the vocabulary of {config.vocab_size}")
+    if any(window is not None and window < 1 for window in sliding_windows(config)):
+        raise UsageError(
+            f"{place}: sliding_window must be at least 1 where layers have one, got {config.sliding_window}"
+        )
     _check_experts(config, place)
     _check_longrope(config, hidden // heads, place)
     _check_names(config, place)

@@ -9,6 +9,7 @@ import importlib.util
 import io
 import logging
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -74,24 +75,27 @@ def quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_rust_traces() -> Iterator[None]:
-    """Holds back what is written to stderr by its number, which is how Rust code tells of its panics, until the end:
-    after an error it is dropped, else it is written.
+def without_rust_notes() -> Iterator[None]:
+    """Holds back what Rust code writes past Python: notes on stdout, which may be the output, are dropped, and so are
+    the traces of its panics on stderr when an error ends this; else what stands there is written at the end.
     """
     try:
-        stderr = os.dup(2)
-    except OSError:  # there is none
+        stdout, stderr = os.dup(1), os.dup(2)
+    except OSError:  # one of them is closed
         yield
         return
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
+    with tempfile.TemporaryFile() as notes, tempfile.TemporaryFile() as traces:
+        sys.stdout.flush()
+        os.dup2(notes.fileno(), 1)
+        os.dup2(traces.fileno(), 2)
         try:
             yield
-            held.seek(0)
-            os.write(stderr, held.read())
+            traces.seek(0)
+            os.write(stderr, traces.read())
         finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
+            for saved, number in ((stdout, 1), (stderr, 2)):
+                os.dup2(saved, number)
+                os.close(saved)
 
 
 def is_installed(module: str) -> bool:

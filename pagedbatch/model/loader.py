@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from transformers import AutoConfig, GenerationConfig
+from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 
 from pagedbatch.errors import UsageError
 from pagedbatch.model.checkpoint import (
@@ -100,6 +100,8 @@ def whole_config(source: ModelSource, *, trust_remote_code: bool = False) -> Any
     with one_line_errors(f"model {source.name!r} can't be loaded: {place}"), quiet():
         config = AutoConfig.from_pretrained(**source.arguments, trust_remote_code=trust_remote_code)
     text = _text_part(config)
+    if not isinstance(text, PretrainedConfig):
+        raise UsageError(f"{place}: text_config is no part of a {config.model_type!r} model")
     if what_is_missing(text) is None:
         check_built_config(text, place)
     return config

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from pagedbatch.errors import UsageError
 from pagedbatch.model.config_check import is_integer
-from pagedbatch.model.library_errors import is_installed, one_line_errors, quiet, without_rust_traces
+from pagedbatch.model.library_errors import is_installed, one_line_errors, quiet, without_rust_notes
 from pagedbatch.model.model_files import ModelSource, broken, first_bytes, read_object, refuse_pointer, shown
 
 _JSON = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
@@ -34,7 +34,7 @@ def load_tokenizer_of(source: ModelSource, *, trust_remote_code: bool) -> Any:
     tokenizer = _from_library(source, trust_remote_code=trust_remote_code)
     file = source.file("tokenizer.json")
     which = "" if file is None else f", {file},"
-    with one_line_errors(f"model {source.name!r}: its tokenizer{which} is broken"), quiet(), without_rust_traces():
+    with one_line_errors(f"model {source.name!r}: its tokenizer{which} is broken"), quiet(), without_rust_notes():
         # Some mistakes in its files show when it is used, and every row would meet them.
         tokenizer.decode(tokenizer("a b")["input_ids"][:1], skip_special_tokens=True)
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
@@ -91,7 +91,7 @@ def _check_settings(source: ModelSource) -> None:
 
 def _from_library(source: ModelSource, *, trust_remote_code: bool) -> Any:
     try:
-        with one_line_errors("the library says"), quiet(), without_rust_traces():
+        with one_line_errors("the library says"), quiet(), without_rust_notes():
             return AutoTokenizer.from_pretrained(**source.arguments, trust_remote_code=trust_remote_code)
     except UsageError as error:
         raise UsageError(_why(source, error)) from error
@@ -122,7 +122,7 @@ def _blame(fast: Path) -> Path | str:
     from tokenizers import Tokenizer
 
     try:
-        with one_line_errors(str(fast)), without_rust_traces():
+        with one_line_errors(str(fast)), without_rust_notes():
             Tokenizer.from_file(str(fast))
     except UsageError:
         return fast
