@@ -9,7 +9,6 @@ import importlib.util
 import io
 import logging
 import os
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -85,7 +84,6 @@ def without_rust_notes() -> Iterator[None]:
         yield
         return
     with tempfile.TemporaryFile() as notes, tempfile.TemporaryFile() as traces:
-        sys.stdout.flush()
         os.dup2(notes.fileno(), 1)
         os.dup2(traces.fileno(), 2)
         try:
