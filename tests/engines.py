@@ -86,6 +86,7 @@ def run_engine(
         outputs.update({output.request_id: output for output in step.finished})
         snapshots.append(step.snapshot)
     assert engine.pool_counts().live == 0
+    assert all(snapshot.counters.failed_steps == 0 for snapshot in snapshots)
     return Run(outputs, snapshots)
 
 

@@ -48,6 +48,7 @@ class FakeRun:
     runner: FakeRunner
     outputs: dict[int, RequestOutput] = field(default_factory=dict)
     snapshots: list[StepSnapshot] = field(default_factory=list)
+    steps_may_fail: bool = False
 
     @property
     def counters(self) -> EngineCounters:
@@ -92,6 +93,8 @@ class FakeRun:
 
     def _check(self, snapshot: StepSnapshot) -> None:
         pool, config = snapshot.pool, self.engine.config
+        # An assertion of the fake runner is a failed step to the engine.
+        assert self.steps_may_fail or snapshot.counters.failed_steps == 0
         assert pool.private + pool.shared + pool.cached + pool.free == config.num_blocks
         assert min(pool.private, pool.shared, pool.cached, pool.free) >= 0
         assert pool.filled_slots <= pool.live * config.block_size
@@ -116,7 +119,7 @@ def fake_engine(
         check_invariants=True,
         **settings,
     )
-    return FakeRun(Engine(config, runner or fake, letters), fake)
+    return FakeRun(Engine(config, runner or fake, letters), fake, steps_may_fail=runner is not None)
 
 
 def fake_run(requests: Iterable[Request], **settings: Any) -> FakeRun:

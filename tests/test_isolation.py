@@ -76,10 +76,8 @@ def test_rows_that_fail_at_any_place(
 
 
 @settings(max_examples=100, deadline=None)
-@given(batches, engine_settings(), st.integers(1, 40), st.integers(0, 12), st.booleans())
-def test_steps_that_are_too_large(
-    batch: list[Request], config: dict[str, Any], most_tokens: int, spare: int, says_so: bool
-) -> None:
+@given(batches, engine_settings(), st.integers(1, 40), st.integers(0, 12))
+def test_steps_that_are_too_large(batch: list[Request], config: dict[str, Any], most_tokens: int, spare: int) -> None:
     """Whoever fits into a step alone is answered, in smaller steps, as if nothing had been."""
     batch = seeded(batch)
     most_tokens = max(most_tokens, max(each.params.width for each in batch))
