@@ -151,11 +151,15 @@ class ChatTemplate:
         """The text, and the messages as the template takes them: arguments of tool calls as objects, else as text."""
         try:
             return messages, self._apply(template, messages, options)
+        except MemoryError:  # the process that prepares rows knows how to tell it
+            raise
         except Exception as error:  # a template is the model's own code, and jinja raises what it likes
             if any("tool_calls" in message for message in messages):
                 as_text = with_arguments_as_text(messages)
                 try:
                     return as_text, self._apply(template, as_text, options)
+                except MemoryError:
+                    raise
                 except Exception:  # the first error is the one to tell
                     pass
             if options.continue_final_message and "continue_final_message" in str(error):
