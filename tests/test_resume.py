@@ -181,17 +181,18 @@ def test_another_model_under_the_same_name_does_not_resume(letters: Workplace, r
     assert letters.run(max_tokens=9).exit_code == 0  # the same files elsewhere
 
 
-def test_strict_lists_all_bad_lines_before_the_model_is_loaded(letters: Workplace) -> None:
-    letters.write([{"prompt": "c"}, '{"id":"3","prompt":', {"prompt": "c"}, '{"prompt": "c'])
+def test_strict_lists_all_bad_lines_before_the_weights_are_loaded(
+    letters: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken ones and those that can't be prepared, in one pass."""
+    bad = ['{"id":"3","prompt":', {"prompt": ""}, {"prompt": "c", "n": "x"}, {"prompt": "a" * 300}, '{"prompt": "c']
+    letters.write([{"prompt": "c"}, *bad, {"prompt": "c"}])
     view = View()
-    with pytest.raises(UsageError, match="--strict: 2 of 4 rows can't be answered; nothing was started"):
-        letters.run(view, strict=True, model="/no/model")
-    assert [notice.partition(":")[0] for notice in view.notices] == ["line 2", "line 4"]
-    letters.write([{"prompt": "c"}, {"prompt": ""}, {"prompt": "c", "n": "x"}, {"prompt": "a" * 300}, {"prompt": "c"}])
-    view = View()
-    with pytest.raises(UsageError, match="--strict: 3 of 5 rows can't be answered"):
-        letters.run(view, strict=True)
-    assert [notice.partition(":")[0] for notice in view.notices] == ["line 2", "line 3", "line 4"]
+    with monkeypatch.context() as patch:
+        patch.setattr("pagedbatch.job.job.open_device_side", lambda *_: pytest.fail("the weights were loaded"))
+        with pytest.raises(UsageError, match="--strict: 5 of 7 rows can't be answered; nothing was started"):
+            letters.run(view, strict=True)
+    assert [notice.partition(":")[0] for notice in view.notices] == [f"line {i}" for i in range(2, 7)]
     assert [path.name for path in letters.folder.iterdir()] == ["in.jsonl"]
     letters.write([{"prompt": "c"}])
     assert letters.run(strict=True).exit_code == 0

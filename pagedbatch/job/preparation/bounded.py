@@ -155,6 +155,8 @@ class BoundedPreparation:
             if now - progressed > self._limits.stalled_seconds:
                 self._ended(child, first, stalled=True)
                 began = progressed = time.monotonic()
+                begun_cpu = last_cpu = -1.0
+                continue
             if cpu - begun_cpu > _SLOW_CPU_SECONDS or now - began > _SLOW_SECONDS:
                 yield
 
