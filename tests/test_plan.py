@@ -293,7 +293,7 @@ def test_the_command_reads_a_recipe_whose_output_is_nowhere(tmp_path: Path, rand
 
 
 def test_an_input_without_a_row_that_runs_is_told(tmp_path: Path, rand_model_path: Path) -> None:
-    settings = ask(tmp_path, ["{"], rand_model_path)
+    settings = ask(tmp_path, [{"prompt": "a", "n": 0}], rand_model_path)
     result = cli(settings["input"], "-m", rand_model_path)
     assert result.return_value == 3
     assert "no row can run" in result.stdout

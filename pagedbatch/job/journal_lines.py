@@ -76,7 +76,9 @@ def read_manifest(record: bytes) -> dict[str, Any] | None:
         stored = json.loads(record)
     except (ValueError, RecursionError):
         return None
-    return stored if _fits(stored, _STORED) and stored["pagedbatch_journal"] == FORMAT else None
+    if not _fits(stored, _STORED) or stored["pagedbatch_journal"] != FORMAT:
+        return None
+    return stored if isinstance(stored.get("started"), str | None) else None  # older ones have no start
 
 
 def _fits(value: Any, shape: Any) -> bool:
