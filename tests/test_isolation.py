@@ -103,6 +103,7 @@ def test_a_step_that_fails_for_once(batch: list[Request], config: dict[str, Any]
         return RuntimeError("once") if attempts[0] == when else None
 
     run = failing_run(batch, fault, num_blocks=num_blocks, **config).drain()
+    assert run.counters.failed_steps <= 1, "the fake runner's own assertions hold afterwards"
     assert run.answers() == fake_run(batch, num_blocks=2000, block_size=16).answers()
 
 
@@ -144,10 +145,15 @@ def test_a_device_that_does_nothing_any_more_ends_the_run() -> None:
     "error", [RuntimeError("CUDA error: device-side assert triggered"), BlockAccountingError("a bug")], ids=repr
 )
 def test_what_no_row_can_be_blamed_for_ends_the_run_at_once(error: Exception) -> None:
-    run = failing_run(mixed(), lambda step: error if step.step == 3 else None)
+    asked: list[int] = []
+
+    def fault(step: SchedulerOutput) -> Exception | None:
+        asked.append(step.step)
+        return error if step.step == 3 else None
+
     with pytest.raises(type(error)):
-        run.drain()
-    assert len(run.steps) == 3
+        failing_run(mixed(), fault).drain()
+    assert asked == [0, 1, 2, 3], "nothing is tried again"
 
 
 @pytest.mark.parametrize(
@@ -188,6 +194,36 @@ def test_a_prompt_too_large_for_one_step_is_computed_in_smaller_ones() -> None:
     run = failing_run(batch, lambda step: MemoryError() if step.num_tokens > 15 else None).drain()
     assert run.answers() == fake_run(batch).answers()
     assert max(step.num_tokens for step in run.steps) <= 15
+
+
+@pytest.mark.parametrize("moves", ["swap_out", "swap_in", "copies"])
+def test_moves_of_a_step_that_fails_are_not_counted_on(moves: str) -> None:
+    """The first step that moves blocks in this way fails, once, and has moved none."""
+    batch = seeded([request(row, 9, n=3, max_tokens=30, ignore_eos=True) for row in range(4)])
+    config: dict[str, Any] = {"num_blocks": 40, "num_swap_blocks": 200, "preemption": "swap"}
+    failed: list[SchedulerOutput] = []
+
+    def fault(step: SchedulerOutput) -> Exception | None:
+        if not failed and getattr(step, moves):
+            failed.append(step)
+            return RuntimeError("once")
+        return None
+
+    run = failing_run(batch, fault, **config).drain()
+    assert len(failed) == run.counters.failed_steps == 1
+    assert run.answers() == fake_run(batch).answers()
+
+
+def test_a_group_half_rebuilt_when_contents_are_forgotten_keeps_its_sharing() -> None:
+    """Its pool is just large enough for siblings that hold the prompt once."""
+    batch = seeded([request(0, 10, max_tokens=1), request(1, 9, n=4, max_tokens=5, ignore_eos=True)])
+
+    def fault(step: SchedulerOutput) -> Exception | None:
+        return MemoryError() if step.num_tokens > 4 else None
+
+    config: dict[str, Any] = {"block_size": 1, "max_num_seqs": 8, "max_num_batched_tokens": 16, "prefix_cache": False}
+    run = failing_run(batch, fault, num_blocks=blocks_at_most(batch[1], 1), **config).drain()
+    assert run.answers() == fake_run(batch).answers()
 
 
 def test_rows_that_come_during_a_trial_wait() -> None:
