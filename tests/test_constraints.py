@@ -155,7 +155,7 @@ def test_rows_that_list_the_same_share_a_trie(builder: ConstraintBuilder) -> Non
         ({"allowed_outputs": ["d", [True]]}, "allowed_outputs[1] must be a text or a list of token ids"),
         (
             {"allowed_outputs": ["d", [64]]},
-            "allowed_outputs[1]: 64 is no token id of this model, whose vocabulary has 64",
+            "allowed_outputs[1]: 64 is no token id of this model, whose last one is 63",
         ),
         ({"allowed_outputs": ["d", [-1]]}, "allowed_outputs[1]: -1 is no token id"),
         ({"allowed_outputs": ["é"]}, "allowed_outputs[0]: this model has no tokens for 'é'"),

@@ -55,6 +55,15 @@ def test_no_output_holds_an_id_without_a_token(tmp_path: Path, padded_model_path
     assert total < 0.9, "logprobs are the model's own: what it gives to ids without a token is not shared out"
 
 
+def test_a_catalog_of_ids_without_a_token_is_an_error(tmp_path: Path, padded_model_path: Path) -> None:
+    work = Workplace(tmp_path, padded_model_path)
+    size = len(load_tokenizer(str(padded_model_path)))
+    work.write([{"prompt": "a", "allowed_outputs": [[5], [size]]}])
+    assert work.run(max_tokens=2).exit_code == 3
+    expected = f"allowed_outputs[1]: {size} is no token id of this model, whose last one is {size - 1}"
+    assert work.records()[0]["error"] == f"line 1: {expected}"
+
+
 @pytest.mark.parametrize("name", ["logit_bias", "stop_token_ids", "allowed_token_ids", "bad_words", "prompt_token_ids"])
 def test_a_row_that_names_an_id_without_a_token_is_an_error(tmp_path: Path, padded_model_path: Path, name: str) -> None:
     work = Workplace(tmp_path, padded_model_path)
@@ -64,7 +73,10 @@ def test_a_row_that_names_an_id_without_a_token_is_an_error(tmp_path: Path, padd
     work.write([row, {"prompt": "a"}])
     assert work.run(max_tokens=2).exit_code == 3
     bad, good = work.records()
-    assert bad["error"] == f"line 1: {name}: {size} is no token of this model's tokenizer, whose last one is {size - 1}"
+    expected = (
+        f"{name}: {size} is no token of this model's tokenizer, whose last one is {size - 1}: ids above it are padding"
+    )
+    assert bad["error"] == f"line 1: {expected}"
     assert good["status"] == "ok"
 
 

@@ -45,7 +45,7 @@ def _ids(tokenizer: Any, notices: list[str] | None = None, run: Any = (), **opti
     """A function from the fields of a row to its prompt."""
     builder = PromptBuilder(
         tokenizer,
-        ModelLimits(40, VOCAB_SIZE, frozenset({EOS})),
+        ModelLimits(40, VOCAB_SIZE, frozenset({EOS}), num_token_ids=260),
         model_defaults={},
         run_settings=dict(run),
         notice=pytest.fail if notices is None else notices.append,
@@ -103,7 +103,7 @@ def test_one_such_row_stops_no_other(tmp_path: Path, rand_model_path: Path, beyo
 def test_ids_that_are_padding_are_refused(tokenizer: Any) -> None:
     ids = _ids(tokenizer)
     assert ids(prompt_token_ids=[5, 259]) == [5, 259]
-    expected = "is no token of this model's tokenizer, whose last id is 259: ids above it are padding"
+    expected = "is no token of this model's tokenizer, whose last one is 259: ids above it are padding"
     assert _refusal(ids, prompt_token_ids=[5, 260]) == f"prompt_token_ids: 260 {expected}"
     assert _refusal(ids, prompt_token_ids=[271, 5]) == f"prompt_token_ids: 271 {expected}"
 

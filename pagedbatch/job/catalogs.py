@@ -68,9 +68,9 @@ def check_items(value: Any) -> list[Item]:
 class CatalogEncoder:
     """Makes tries of items, with a Hugging Face tokenizer. Texts are encoded without added special tokens."""
 
-    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, tokenizer: Any, num_tokens: int, eos_token_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
+        self._num_tokens = num_tokens
         self._eos_token_ids = eos_token_ids
 
     def trie(self, items: Sequence[Item], place: Callable[[int], str]) -> TokenTrie:
@@ -93,7 +93,7 @@ class CatalogEncoder:
                 token_ids = next(encoded) if isinstance(item, str) else item
                 if not item:
                     continue
-                is_known = bool(token_ids) and min(token_ids) >= 0 and max(token_ids) < self._vocab_size
+                is_known = bool(token_ids) and min(token_ids) >= 0 and max(token_ids) < self._num_tokens
                 if not is_known or not self._never_inside.isdisjoint(token_ids):
                     raise RowError(f"{place(i)}: {self._problem(item, token_ids)}")
                 yield pack(token_ids)
@@ -109,8 +109,8 @@ class CatalogEncoder:
         for token_id in token_ids:
             if token_id in self._eos_token_ids:
                 return f"{short(item)} holds the end token {token_id}: leave it out, one follows every item by itself"
-        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < self._vocab_size)
-        return f"{wrong} is no token id of this model, whose vocabulary has {self._vocab_size}"
+        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < self._num_tokens)
+        return f"{wrong} is no token id of this model, whose last one is {self._num_tokens - 1}"
 
     @cached_property
     def _never_inside(self) -> frozenset[int]:

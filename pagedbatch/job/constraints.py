@@ -143,16 +143,25 @@ def fit_to_constraint(params: GenerationParams, constraint: Constraint | None) -
 
 
 class ConstraintBuilder:
-    """Makes the constraints of rows. A trie or a grammar is made once for all rows that give the same."""
+    """Makes the constraints of rows. A trie or a grammar is made once for all rows that give the same.
+
+    `num_tokens`: ids from there on only pad the vocabulary.
+    """
 
     def __init__(
-        self, tokenizer: Any, vocab_size: int, eos_token_ids: frozenset[int], run: ConstraintSource | None
+        self,
+        tokenizer: Any,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        run: ConstraintSource | None,
+        *,
+        num_tokens: int | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(i for i in eos_token_ids if i < vocab_size)
         self._run = run
-        self._encoder = CatalogEncoder(tokenizer, vocab_size, eos_token_ids)
+        self._encoder = CatalogEncoder(tokenizer, num_tokens or vocab_size, eos_token_ids)
         self._run_trie: TokenTrie | None = None
         self._row_trie = lru_cache(maxsize=_MOST_TRIES)(self._build_row_trie)
         self._compiler: GrammarCompiler | None = None

@@ -10,7 +10,6 @@ import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cached_property
 from typing import Any
 
 from pagedbatch.constraint import Constraint
@@ -40,6 +39,10 @@ class ModelLimits:
     eos_token_ids: frozenset[int] = frozenset()
     num_token_ids: int | None = None
     """Ids from here on are no tokens; None: all of the vocabulary are."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.vocab_size if self.num_token_ids is None else self.num_token_ids
 
 
 def template_fields(template: str) -> tuple[str, ...]:
@@ -106,7 +109,9 @@ class PromptBuilder:
         self._thinking = ThinkingRules(tokenizer, limits.vocab_size, eos_token_ids)
         used = {*self._template_fields, *([] if prompt_column is None else [prompt_column])}
         self._data_columns = (used | {name.partition(".")[0] for name in used}) - READERS.keys() - {*PLACE_FIELDS}
-        self.constraints = ConstraintBuilder(tokenizer, limits.vocab_size, limits.eos_token_ids, run_constraint)
+        self.constraints = ConstraintBuilder(
+            tokenizer, limits.vocab_size, limits.eos_token_ids, run_constraint, num_tokens=limits.num_tokens
+        )
 
     @property
     def date(self) -> str | None:
@@ -256,17 +261,7 @@ class PromptBuilder:
         if not isinstance(value, list) or not all(type(token_id) is int for token_id in value):
             raise RowError(f"prompt_token_ids must be a list of integers, got {short(value)}")
         self._check_vocabulary("prompt_token_ids", value)
-        if value and max(value) > self._last_token_id:
-            raise RowError(
-                f"prompt_token_ids: {max(value)} is no token of this model's tokenizer, whose last id is "
-                f"{self._last_token_id}: ids above it are padding"
-            )
         return list(value)
-
-    @cached_property
-    def _last_token_id(self) -> int:
-        """The largest id that the tokenizer has a token for; the model may have more."""
-        return max(self._tokenizer.get_vocab().values(), default=-1)
 
     def _check_embedded(self, token_ids: list[int]) -> None:
         """Refuses a prompt with a token that the tokenizer has and the model has not."""
@@ -280,14 +275,14 @@ class PromptBuilder:
             )
 
     def _check_vocabulary(self, name: str, token_ids: Any) -> None:
-        size = self._limits.vocab_size
-        num_tokens = size if self._limits.num_token_ids is None else self._limits.num_token_ids
+        size, num_tokens = self._limits.vocab_size, self._limits.num_tokens
         for token_id in token_ids:
             if not 0 <= token_id < size:
                 raise ParamError(f"{name}: {token_id} is no token id of this model, whose vocabulary has {size}")
             if token_id >= num_tokens:
                 raise ParamError(
-                    f"{name}: {token_id} is no token of this model's tokenizer, whose last one is {num_tokens - 1}"
+                    f"{name}: {token_id} is no token of this model's tokenizer, whose last one is {num_tokens - 1}: "
+                    "ids above it are padding"
                 )
 
 
