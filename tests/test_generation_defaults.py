@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig
 
-from pagedbatch.model.generation_defaults import GenerationDefaults, take_over
+from pagedbatch.model.generation_defaults import GenerationDefaults, check_generation_config, take_over
 from pagedbatch.params import GenerationParams, resolve
 
 LIMIT = 100
@@ -20,6 +20,11 @@ def taken(**settings: Any) -> GenerationDefaults:
 def test_nothing_said_nothing_taken() -> None:
     assert taken() == GenerationDefaults()
     assert taken(eos_token_id=[2, 3], pad_token_id=0, use_cache=True, do_sample=False) == GenerationDefaults()
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 2**16])
+def test_a_number_of_beam_groups_is_not_refused_for_what_is_checked_beside_it(groups: int) -> None:
+    check_generation_config({"num_beam_groups": groups}, "generation_config.json")
 
 
 @pytest.mark.parametrize(

@@ -31,12 +31,6 @@ _TAKEN = {
 }
 #: The same for what counts only where the model samples.
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
-#: What a value needs beside it to be allowed at all.
-_BESIDE: dict[str, dict[str, Any]] = {
-    "min_tokens": {"max_tokens": 2**31},
-    "num_beam_groups": {"num_beams": 2**31, "diversity_penalty": 1.0},
-    "diversity_penalty": {"num_beams": 2, "num_beam_groups": 2},
-}
 #: Controls that change what is generated and have no counterpart here, with the value at which they do nothing.
 _LACKED: dict[str, Any] = {
     "min_length": 0,
@@ -119,7 +113,7 @@ def check_generation_config(raw: Mapping[str, Any], place: str) -> None:
         if raw.get(there) is None:
             continue
         try:
-            resolve({}, {**_BESIDE.get(here, {}), here: raw[there]})
+            resolve({}, {**_beside(here, raw[there]), here: raw[there]})
         except ParamError as error:
             refuse(there, f"is refused: {error}")
     length = raw.get("max_length")
@@ -131,6 +125,17 @@ def check_generation_config(raw: Mapping[str, Any], place: str) -> None:
     ):
         if raw.get(key) is not None and not holds(raw[key]):
             refuse(key, f"must be {says}, got {shown(raw[key])}")
+
+
+def _beside(name: str, value: Any) -> dict[str, Any]:
+    """What a value needs beside it to be allowed at all, so that only the value itself can be refused."""
+    if name == "min_tokens":
+        return {"max_tokens": 2**31}
+    if name == "num_beam_groups":
+        return {"num_beams": value, "diversity_penalty": 1.0} if is_integer(value) and value > 1 else {}
+    if name == "diversity_penalty":
+        return {"num_beams": 2, "num_beam_groups": 2}
+    return {}
 
 
 def _is_token_ids(value: Any) -> bool:
