@@ -11,6 +11,7 @@ import pytest
 import torch
 from pagedbatch_kernels import reference
 from pagedbatch_kernels.interface import CacheShape
+from transformers import GPT2Config
 
 from pagedbatch.errors import UsageError
 from pagedbatch.model import kv_cache
@@ -95,3 +96,8 @@ def test_shape_from_a_config() -> None:
     config.head_dim, config.num_key_value_heads = 24, 1
     assert cache_shape(config, 16) == CacheShape(num_layers=3, block_size=16, num_kv_heads=1, head_size=24)
     assert cache_shape(config, 16).block_bytes(torch.float16) == 3 * 2 * 16 * 1 * 24 * 2
+
+
+def test_keys_that_models_without_grouped_queries_do_not_read() -> None:
+    config = GPT2Config(n_embd=64, n_head=4, n_layer=3, num_key_value_heads=2, head_dim=8)
+    assert cache_shape(config, 16) == CacheShape(num_layers=3, block_size=16, num_kv_heads=4, head_size=16)

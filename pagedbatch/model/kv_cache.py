@@ -77,11 +77,19 @@ def _ids(copies: list[BlockCopy], device: torch.device) -> tuple[Tensor, Tensor]
 
 def cache_shape(config: Any, block_size: int) -> CacheShape:
     """The shape of a model's cache, from its config."""
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    num_kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_size = _said(config, "head_dim") or config.hidden_size // config.num_attention_heads
+    num_kv_heads = _said(config, "num_key_value_heads") or config.num_attention_heads
     if getattr(config, "multi_query", False):  # GPT-BigCode's name for one KV head
         num_kv_heads = 1
     return CacheShape(config.num_hidden_layers, block_size, num_kv_heads, head_size)
+
+
+def _said(config: Any, name: str) -> Any:
+    """What a config says of its heads; None where its models, the library's without grouped queries, never read it."""
+    kind = type(config)
+    if kind.__module__.startswith("transformers.") and "num_key_value_heads" not in {*dir(kind), *kind.attribute_map}:
+        return None
+    return getattr(config, name, None)
 
 
 def free_memory(device: torch.device) -> int:
