@@ -181,3 +181,18 @@ def test_a_tokenizer_whose_package_is_missing(folder: Path, monkeypatch: pytest.
     (folder / "tokenizer.model").write_bytes(b"\x0a\x0bnothing")
     monkeypatch.setattr("pagedbatch.model.tokenizer_files.is_installed", lambda _: False)
     assert "its tokenizer.model needs a package: pip install sentencepiece protobuf" in refusal(folder)
+
+
+def test_an_index_with_a_name_that_no_file_can_have(folder: Path) -> None:
+    shard(folder, weight_map={"lm_head.weight": "a" * 5000})
+    assert "aaa is not there: finish the download" in refusal(folder)
+
+
+@pytest.mark.parametrize("metadata", [[1], {"format": 5}, "pt"])
+def test_metadata_that_the_format_does_not_have(folder: Path, metadata: Any) -> None:
+    weights = folder / "model.safetensors"
+    content = weights.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.dumps(json.loads(content[8:end]) | {"__metadata__": metadata}).encode()
+    weights.write_bytes(len(header).to_bytes(8, "little") + header + content[end:])
+    assert f"{weights} can't be loaded: its header's __metadata__ must be an object of texts" in refusal(folder)

@@ -113,11 +113,17 @@ def first_bytes(path: Path) -> bytes:
     Raises:
         UsageError: it can't be read.
     """
+    _refuse_pipe(path)
     try:
         with path.open("rb") as file:
             return file.read(len(_LFS_POINTER))
     except OSError as error:
         raise broken(path, str(error.strerror)) from None
+
+
+def _refuse_pipe(path: Path) -> None:
+    if path.is_fifo():  # to open it would wait for a writer
+        raise broken(path, "it is a named pipe, not a file: download it again")
 
 
 def refuse_pointer(path: Path, beginning: bytes) -> None:
@@ -135,6 +141,7 @@ def read_object(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: it can't be read, is no JSON, or holds something else.
     """
+    _refuse_pipe(path)
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +95,8 @@ def _shards(index: Path) -> list[Path]:
         if not isinstance(name, str) or Path(name).name != name or not name:
             raise UsageError(f"{index}: weight_map.{tensor} must be the name of a file beside it, got {shown(name)}")
     names = sorted(set(weight_map.values()))
-    missing = [name for name in names if not (index.parent / name).is_file()]
+    # Of a name that no file can have, os.path's says no where pathlib's raises.
+    missing = [name for name in names if not os.path.isfile(index.parent / name)]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise UsageError(
@@ -167,7 +169,9 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
         header = None
     if not isinstance(header, dict):
         raise broken(file, "it is no safetensors file: its header is no JSON object")
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise broken(file, f"its header's __metadata__ must be an object of texts, got {shown(metadata)}")
     tensors = {name: _read_tensor(entry, name, file) for name, entry in header.items()}
     spans = sorted(entry["data_offsets"] for entry in header.values())
     ends = [0, *(end for _, end in spans)]
