@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,13 @@ import pytest
 import torch
 from model_folders import LFS_POINTER, command, edit, load_all, refusal, shard
 
+from pagedbatch.config import EngineConfig
+from pagedbatch.engine.engine import Engine
 from pagedbatch.errors import UsageError
 from pagedbatch.model.loader import model_defaults
+from pagedbatch.model.runner import ModelRunner
+from pagedbatch.params import GenerationParams
+from pagedbatch.sequence import Request
 
 YARN = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}
 LONG = {"rope_type": "longrope", "factor": 2.0, "original_max_position_embeddings": 256, "long_factor": [1.0] * 8}
@@ -88,6 +94,10 @@ def folder(rand_model_path: Path, tmp_path: Path) -> Path:
         {"attention_bias": "no"},
         {"id2label": 5},
         {"transformers_weights": [1]},
+        {"attention_dropout": math.nan},
+        {"resid_pdrop": 7},
+        {"topk_group": -1},
+        {"moe_k": None},
     ],
     ids=lambda changes: f"{changes}"[1:50],
 )
@@ -150,6 +160,9 @@ def test_a_folder_in_place_of_a_file(folder: Path, name: str) -> None:
         {"do_sample": True, "top_k": 1.5},
         {"num_beams": 0},
         {"num_beams": "4"},
+        {"num_beam_groups": 0},
+        {"num_beam_groups": "a"},
+        {"num_beam_groups": 2**40},
         {"max_new_tokens": -1},
         {"max_new_tokens": "64"},
         {"min_new_tokens": []},
@@ -266,6 +279,25 @@ def test_a_generation_config_beside_a_shard(folder: Path) -> None:
     assert loaded.defaults.generation == {"temperature": 0.5}
     assert loaded.dtype == torch.float32
     assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"return_dict": False}, {"_attn_implementation": "flash_attention_2"}, {"attn_implementation": "zz"}]
+)
+def test_how_the_library_would_run_a_model_does_not_matter(folder: Path, changes: dict[str, Any]) -> None:
+    edit(folder / "config.json", **changes)
+    loaded = load_all(folder)
+    engine = Engine(EngineConfig(num_blocks=8), ModelRunner.create(loaded, forward="plain", num_blocks=8))
+    engine.add(Request(0, [1, 50, 60], GenerationParams(max_tokens=2)))
+    while engine.has_unfinished:
+        engine.step()
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "model.safetensors"])
+def test_a_named_pipe_is_not_waited_for(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    assert f"{folder / name} can't be loaded: it is a named pipe" in refusal(folder)
 
 
 def test_a_window_of_nothing(folder: Path) -> None:

@@ -53,6 +53,8 @@ _SCALES = re.compile(
     r"nested_absmax|nested_quant_map|quant_state\.\w+)$"
 )
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+#: What a config asks for may not be installed, and is not used here.
+_ANY_ATTENTION = "eager"
 _HF_QUANT_CONFIG = "hf_quant_config.json"
 
 
@@ -130,7 +132,7 @@ def check_tensors(source: ModelSource, config: Any, tensors: Mapping[str, Stored
     from transformers import AutoModelForCausalLM
 
     with one_line_errors(f"{source.config_place}: no model can be built from it"), quiet(), torch.device("meta"):
-        model_class: Any = type(AutoModelForCausalLM.from_config(config))
+        model_class: Any = type(AutoModelForCausalLM.from_config(config, attn_implementation=_ANY_ATTENTION))
     if not is_installed("accelerate"):  # without it the library loads nothing without values
         return
     valueless = {
@@ -141,6 +143,7 @@ def check_tensors(source: ModelSource, config: Any, tensors: Mapping[str, Stored
         _, report = model_class.from_pretrained(
             None,
             config=config,
+            attn_implementation=_ANY_ATTENTION,
             state_dict=valueless,
             device_map={"": "meta"},
             ignore_mismatched_sizes=True,

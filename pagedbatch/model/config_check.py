@@ -76,6 +76,7 @@ _ABOVE_0_OR_NULL = _number("above 0, or null", lambda value: value > 0, null=Tru
 _AT_LEAST_0 = _number("of 0 or more", lambda value: value >= 0)
 _SHARE = _number("above 0 and at most 1", lambda value: 0 < value <= 1, null=True)
 _EPSILON = _number("from 0 to 1", lambda value: 0 <= value <= 1)
+_PROBABILITY = _number("from 0 to 1", lambda value: 0 <= value <= 1, null=True)
 _WIDTH = _count(_MOST_WIDTH)
 _WIDTH_OR_NULL = _count(_MOST_WIDTH, null=True)
 _LAYERS = _count(_MOST_LAYERS)
@@ -124,6 +125,10 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"), _EXPERTS),
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"), _EPSILON),
     **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), _SHARE),
+    **dict.fromkeys(("n_group", "topk_group", "moe_k"), _count(_MOST_EXPERTS)),
+    **dict.fromkeys(
+        ("attention_dropout", "hidden_dropout", "dropout", "embd_pdrop", "resid_pdrop", "attn_pdrop"), _PROBABILITY
+    ),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "logits_scaling"), _ABOVE_0_OR_NULL),
     **dict.fromkeys(("query_pre_attn_scalar", "attention_multiplier"), _ABOVE_0_OR_NULL),
     **dict.fromkeys(
@@ -235,6 +240,9 @@ def _check_experts(config: Any, place: str) -> None:
     for name, number in present:
         if is_integer(chosen) and is_integer(number) and not 1 <= chosen <= number:
             raise UsageError(f"{place}: {chosen} experts a token (num_experts_per_tok) of {name} {number}")
+    groups, chosen_groups = (getattr(config, name, None) for name in ("n_group", "topk_group"))
+    if is_integer(groups) and is_integer(chosen_groups) and chosen_groups > groups:
+        raise UsageError(f"{place}: topk_group {chosen_groups} is more than n_group {groups}")
 
 
 def _check_longrope(config: Any, head_size: int, place: str) -> None:

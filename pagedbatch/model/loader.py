@@ -227,6 +227,8 @@ def load_model(
             **arguments,
             dtype=resolved,
             attn_implementation=ATTENTION_NAME,
+            _attn_implementation=ATTENTION_NAME,  # a config that names one by this key goes before the other
+            return_dict=True,  # whatever the config asks for
             use_safetensors=None if source.gguf is not None else True,
             trust_remote_code=trust_remote_code,
             ignore_mismatched_sizes=True,  # they are refused below, by name
