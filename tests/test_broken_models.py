@@ -257,6 +257,18 @@ def test_defaults_that_do_not_go_together_name_their_file(folder: Path) -> None:
     assert "--generation-config none" in errors
 
 
+def test_a_default_that_bars_what_is_no_token_names_its_file(folder: Path) -> None:
+    edit(folder / "generation_config.json", bad_words_ids=[[10**9]])
+    (folder / "in.jsonl").write_text('{"prompt": "a"}\n')
+    exit_code, errors = command("run", folder / "in.jsonl", "-m", folder, "-o", folder / "out.jsonl")
+    assert exit_code == 2
+    assert errors.startswith("error: bad_words: 1000000000 is no token id of this model")
+    assert errors.endswith(
+        f"; {folder}/generation_config.json sets it: mend it, or leave the model's defaults out: "
+        "--generation-config none\n"
+    )
+
+
 @pytest.mark.parametrize("subcommand", ["run", "plan", "doctor"])
 def test_a_broken_model_ends_every_command_with_one_line(folder: Path, subcommand: str) -> None:
     edit(folder / "config.json", rms_norm_eps=None)

@@ -111,6 +111,12 @@ def open_text_side(
         params = prompts.resolve_params({})
         prompts.constraint({}, params)
     except RowError as error:
+        field = str(error).partition(":")[0]
+        if field in defaults.generation and field not in settings.generation:
+            raise UsageError(
+                f"{error}; {defaults.generation_place} sets it: mend it, or leave the model's defaults out: "
+                "--generation-config none"
+            ) from None
         raise UsageError(f"{error} (for model {settings.model})") from None
     return TextSide(tokenizer, defaults, prompts, params)
 
