@@ -93,6 +93,11 @@ def with_arguments_as_text(messages: list[Message]) -> list[Message]:
     ]
 
 
+def with_empty_contents(messages: list[Message]) -> list[Message]:
+    """The same messages with an empty content where there is none, for templates that join it to the tool calls."""
+    return [{**message, "content": message.get("content", "")} for message in messages]
+
+
 def without_nulls(value: Any) -> Any:
     """A value of JSON without the keys, at any depth, that hold null. Nulls in lists stay."""
     if isinstance(value, Mapping):
