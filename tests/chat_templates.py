@@ -163,6 +163,25 @@ DEEPSEEK = """\
 {% if message['role'] == 'tool' %}{{ '<|output|>' + message['content'] }}{% endif %}{% endfor %}\
 {% if add_generation_prompt %}{{ '<|Assistant|>' }}{% endif %}"""
 
+#: Joins calls to the content beside them, and so needs one, if an empty one; arguments are text, as in `DEEPSEEK`.
+DEEPSEEK_V3 = """\
+{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ '<|User|>' + message['content'] }}\
+{% elif message['role'] == 'tool' %}{{ '<|output|>' + message['content'] }}\
+{% elif message['tool_calls'] is defined %}{% for tool in message['tool_calls'] %}\
+{{ message['content'] + '<|call|>' + tool['function']['name'] + '<|sep|>' + tool['function']['arguments'] }}\
+{% endfor %}{% else %}{{ '<|Assistant|>' + message['content'] + eos_token }}{% endif %}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|Assistant|>' }}{% endif %}"""
+
+#: For tools alone: nothing is rendered without one. Drops roles that it does not know.
+TOOLS_ALONE = """\
+{%- for tool in tools %}{{- tool.function.name + ' ' + tool.function.description }}
+{%- for name, field in tool.function.parameters.properties | items %}{{- name + ' ' + field.type }}{%- endfor %}
+{%- endfor %}
+{%- for m in messages %}
+    {%- if m.role in ('system', 'user', 'assistant') %}{{- '<' + m.role + '>' + m.content }}{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<assistant>' }}{%- endif %}"""
+
 #: Has a place for developers and none for system messages.
 DEVELOPER = """\
 {%- for m in messages %}{%- if m.role in ('developer', 'user', 'assistant') %}<{{ m.role }}>{{ m.content }}{%- endif %}

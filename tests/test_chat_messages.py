@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -35,6 +36,14 @@ def test_nulls_that_datasets_adds_are_left_out() -> None:
         {"role": "tool", "content": "r", "tool_call_id": "1"},
         {"role": "assistant", "content": "a", "reasoning_content": "t"},
     ]
+
+
+def test_messages_may_be_json_text_as_tables_hold_them() -> None:
+    given = [{"role": "user", "content": "é", "name": None}]
+    assert checked_messages(json.dumps(given)) == [{"role": "user", "content": "é"}]
+    for text in ("", "hello", "[]", '{"role": "user"}', '"[]"', "[1"):
+        with pytest.raises(RowError, match=r"^messages must be a list of at least one message, got '"):
+            checked_messages(text)
 
 
 def test_nulls_in_lists_stay() -> None:

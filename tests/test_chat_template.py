@@ -196,7 +196,15 @@ def test_a_message_that_cannot_go_on(chats: Any, messages: Any, reason: str) -> 
 def test_no_turn_is_opened_where_none_is_wanted(chats: Any) -> None:
     both = chats("QWEN3")
     assert both.ours(USER, add_generation_prompt=False) == both.theirs(USER, add_generation_prompt=False)
-    assert chats("MISTRAL").refusal(USER, add_generation_prompt=False).startswith("add_generation_prompt false: ")
+    never = chats("MISTRAL")
+    assert never.refusal(USER, add_generation_prompt=False).startswith("add_generation_prompt false: ")
+    assert never.ours(USER, ANSWER, add_generation_prompt=False) == never.theirs(USER, ANSWER)
+
+
+def test_no_turn_is_to_be_opened_where_one_always_is(plain_tokenizer: Any) -> None:
+    always = Chats(plain_tokenizer, "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>")
+    refusal = always.refusal(USER, ANSWER, add_generation_prompt=False)
+    assert refusal.startswith("add_generation_prompt false: the chat template always opens an assistant's turn")
 
 
 @pytest.mark.parametrize("name", ["QWEN2_5", "QWEN3", "GLM4"])
@@ -205,6 +213,15 @@ def test_a_developer_is_a_system_message_where_there_is_no_developer(chats: Any,
     both = chats(name)
     assert both.theirs(developer, USER) == both.theirs({**SYSTEM, "role": "developer", "content": "?"}, USER)  # dropped
     assert both.ours(developer, USER) == both.theirs(SYSTEM, USER)
+
+
+def test_a_developer_where_a_template_needs_tools(plain_tokenizer: Any) -> None:
+    both = Chats(plain_tokenizer, {"default": chat_templates.CHATML, "tool_use": chat_templates.TOOLS_ALONE})
+    developer = {**SYSTEM, "role": "developer"}
+    assert both.ours(developer, USER, tools=TOOLS) == both.theirs(SYSTEM, USER, tools=TOOLS)
+    assert both.ours(developer, USER) == both.theirs(developer, USER)
+    refusal = both.refusal(USER, {"role": "human", "content": "e"}, USER, tools=TOOLS)
+    assert refusal.endswith("the chat template has no role 'human'; it takes system, user, assistant")
 
 
 def test_a_developer_where_templates_have_other_ways(chats: Any) -> None:
@@ -262,6 +279,14 @@ def test_arguments_may_be_an_object_or_its_text(chats: Any, name: str, arguments
     wanted: Any = '{"city": "Paris"}' if name == "DEEPSEEK" else {"city": "Paris"}
     as_wanted = {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "weather", "arguments": wanted}}]}
     assert both.ours(USER, given, RESULT) == both.theirs(USER, as_wanted, RESULT)
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}])
+def test_tool_calls_that_a_template_joins_to_their_content(chats: Any, content: dict[str, Any]) -> None:
+    both = chats("DEEPSEEK_V3")
+    call = {**CALL, "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
+    given = {"role": "assistant", "tool_calls": [call]}
+    assert both.ours(USER, given | content, RESULT, USER) == both.theirs(USER, {**given, "content": ""}, RESULT, USER)
 
 
 def test_an_ordinary_chat_is_rendered_once(plain_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -228,3 +228,4 @@ def test_one_edit_is_one_letter_more_less_or_other_or_two_swapped(one: str, othe
 def test_a_key_that_means_something_is_no_mistake() -> None:
     assert [name for name in KNOWN if nearest_option(name) is not None] == []
     assert nearest_option("x" * 1000) is None
+    assert [name for name in ("min", "max", "top", "tops", "step", "document") if nearest_option(name)] == []

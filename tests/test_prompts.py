@@ -317,3 +317,17 @@ def test_random_keys_depend_on_seed_and_id_alone(bare_tokenizer: Any) -> None:
 def test_priority_and_index_reach_the_request(bare_tokenizer: Any) -> None:
     request = _request(_builder(bare_tokenizer), {"id": "x", "prompt": "a", "priority": -3}, index=4)
     assert (request.request_id, request.priority) == (4, -3)
+
+
+def test_what_is_nested_too_deeply_is_the_rows_error(tokenizer: Any) -> None:
+    builder, text = _builder(tokenizer), "[" * 100_000
+    call = {"type": "function", "function": {"name": "f", "arguments": text}}
+    nested: Any = {}
+    for _ in range(2000):
+        nested = {"a": nested}
+    for messages in (
+        text,
+        [{"role": "assistant", "tool_calls": [call]}],
+        [{"role": "user", "content": "a", "b": nested}],
+    ):
+        assert _refusal(builder, {"messages": messages}) == "it holds values that are nested too deeply"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from pagedbatch.errors import RowError
@@ -17,16 +18,21 @@ Message = dict[str, Any]
 
 
 def checked_messages(value: Any) -> list[Message]:
-    """A row's messages: the text parts of each joined, nulls left out, arguments of tool calls parsed.
+    """A row's messages, or the JSON text of them, as tables hold nested values.
 
+    The text parts of each are joined, nulls left out and the arguments of tool calls parsed.
     Nulls stand for keys that are not there: `datasets` gives every message the keys of all others, and templates that
     ask whether a key is there take null for a value.
 
     Raises:
         RowError: they are not messages, or hold more than text.
     """
+    given = value
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = json.loads(value)
     if not isinstance(value, list) or not value:
-        raise RowError(f"messages must be a list of at least one message, got {short(value)}")
+        raise RowError(f"messages must be a list of at least one message, got {short(given)}")
     return [_checked_message(f"messages[{i}]", message) for i, message in enumerate(value)]
 
 
@@ -91,6 +97,11 @@ def with_arguments_as_text(messages: list[Message]) -> list[Message]:
         else message
         for message in messages
     ]
+
+
+def with_empty_contents(messages: list[Message]) -> list[Message]:
+    """The same messages with an empty content where there is none, for templates that join it to the tool calls."""
+    return [{**message, "content": message.get("content", "")} for message in messages]
 
 
 def without_nulls(value: Any) -> Any:

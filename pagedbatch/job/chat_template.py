@@ -6,12 +6,19 @@ Knows a Hugging Face tokenizer; no rows and no token ids.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from pagedbatch.errors import RowError, UsageError
-from pagedbatch.job.chat_messages import Message, fold_system, with_arguments_as_text, with_role
+from pagedbatch.job.chat_messages import (
+    Message,
+    fold_system,
+    with_arguments_as_text,
+    with_empty_contents,
+    with_role,
+)
 from pagedbatch.job.chat_options import ChatOptions, variables_problem
 from pagedbatch.job.chat_traces import MARK, Traces, names_missing
 from pagedbatch.job.messages import first_line, short
@@ -34,6 +41,15 @@ _CHATS_WITH_ROLE: dict[str, list[Message]] = {
     ],
 }
 _ROLES = ("system", "user", "assistant", "tool")
+#: Some templates, those for tools alone among them, can't be rendered without one.
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "description": "d",
+        "parameters": {"type": "object", "properties": {"p": {"type": "string"}}, "required": ["p"]},
+    },
+}
 
 
 class ChatTemplate:
@@ -50,7 +66,7 @@ class ChatTemplate:
         self._now = now
         self._variables = dict(variables or {})
         self._asked_date = asked_date
-        self._roles: dict[tuple[str, str], bool] = {}
+        self._roles: dict[tuple[str, str, bool], bool] = {}
         self._traces = Traces()
         self._check_run()
 
@@ -79,9 +95,10 @@ class ChatTemplate:
         except Exception as error:
             raise RowError(f"the chat template can't be chosen: {first_line(error)}") from None
         self._check_read(template, options)
-        given = self._known_roles(template, messages, system_to_user=system_to_user)
+        given = self._known_roles(template, messages, options, system_to_user=system_to_user)
         numbers = _numbers(messages, given)
         rendered, text = self._render_either(template, given, options)
+        self._check_closed(template, rendered, options, text)
         self._check_tools(template, rendered, options, text)
         lost = self._traces.first_lost(
             (template, options.tools is not None),
@@ -90,7 +107,9 @@ class ChatTemplate:
             lambda other: self._apply(template, other, options),
         )
         if lost is not None:
-            raise RowError(self._lost_message(template, rendered[lost.message], numbers[lost.message], lost.call))
+            raise RowError(
+                self._lost_message(template, rendered[lost.message], numbers[lost.message], lost.call, options)
+            )
         return text
 
     def _named(self) -> list[str]:
@@ -127,9 +146,19 @@ class ChatTemplate:
             raise RowError(
                 "documents: the chat template has no place for documents (--ignore-columns takes the column for data)"
             )
-        closes = not options.add_generation_prompt and not options.continue_final_message
-        if closes and not reads(template, "add_generation_prompt"):
-            raise RowError("add_generation_prompt false: the chat template always opens an assistant's turn, or never")
+
+    def _check_closed(self, template: str, messages: list[Message], options: ChatOptions, text: str) -> None:
+        """Refuses a turn that is to stay unopened, where it can't be told that the template opens none.
+
+        It opens none behind an answer if the next question goes on from there.
+        """
+        if options.add_generation_prompt or options.continue_final_message or reads(template, "add_generation_prompt"):
+            return
+        if messages[-1]["role"] == "assistant":
+            with suppress(Exception):
+                if self._apply(template, [*messages, _QUESTION], options).startswith(text):
+                    return
+        raise RowError("add_generation_prompt false: the chat template always opens an assistant's turn, or never")
 
     def _apply(self, template: str, messages: list[Message], options: ChatOptions) -> str:
         variables = {**self._variables, **options.variables}
@@ -148,41 +177,48 @@ class ChatTemplate:
         return text
 
     def _render_either(self, template: str, messages: list[Message], options: ChatOptions) -> tuple[list[Message], str]:
-        """The text, and the messages as the template takes them: arguments of tool calls as objects, else as text."""
+        """The text, and the messages in the first form that the template takes.
+
+        Most want the arguments of tool calls as objects, some as text, and some a content beside them, if an empty one.
+        """
         try:
             return messages, self._apply(template, messages, options)
         except MemoryError:  # the process that prepares rows knows how to tell it
             raise
         except Exception as error:  # a template is the model's own code, and jinja raises what it likes
             if any("tool_calls" in message for message in messages):
-                as_text = with_arguments_as_text(messages)
-                try:
-                    return as_text, self._apply(template, as_text, options)
-                except MemoryError:
-                    raise
-                except Exception:  # the first error is the one to tell
-                    pass
+                with_contents = with_empty_contents(messages)
+                for form in (with_arguments_as_text(messages), with_contents, with_arguments_as_text(with_contents)):
+                    try:
+                        return form, self._apply(template, form, options)
+                    except MemoryError:
+                        raise
+                    except Exception:  # the first error is the one to tell
+                        continue
             if options.continue_final_message and "continue_final_message" in str(error):
                 reason = "the chat template changes the last message, so that it can't be continued"
                 raise RowError(f"continue_final_message: {reason}") from None
             raise RowError(f"the chat template refuses the messages: {first_line(error)}") from None
 
-    def _known_roles(self, template: str, messages: list[Message], *, system_to_user: bool) -> list[Message]:
+    def _known_roles(
+        self, template: str, messages: list[Message], options: ChatOptions, *, system_to_user: bool
+    ) -> list[Message]:
         """The chat with `developer` as `system` where the template has no developer."""
         if (
             any(message["role"] == "developer" for message in messages)
-            and not self._takes(template, "developer")
-            and (system_to_user or self._takes(template, "system"))
+            and not self._takes(template, "developer", options)
+            and (system_to_user or self._takes(template, "system", options))
         ):
             messages = with_role(messages, "developer", "system")
         return fold_system(messages) if system_to_user else messages
 
-    def _takes(self, template: str, role: str) -> bool:
-        """Whether a message of a role, in its usual place, is in the text."""
-        key = (template, role)
+    def _takes(self, template: str, role: str, options: ChatOptions) -> bool:
+        """Whether a message of a role, in its usual place, is in the text: of a chat with tools where `options` has."""
+        key = (template, role, options.tools is not None)
         if key not in self._roles:
             try:
-                self._roles[key] = MARK in self._apply(template, _CHATS_WITH_ROLE[role], ChatOptions())
+                usual = ChatOptions(tools=None if options.tools is None else [_TOOL])
+                self._roles[key] = MARK in self._apply(template, _CHATS_WITH_ROLE[role], usual)
             except Exception:
                 self._roles[key] = False
         return self._roles[key]
@@ -205,12 +241,14 @@ class ChatTemplate:
         except Exception:  # then what was left out counts
             return False
 
-    def _lost_message(self, template: str, message: Message, number: int, call: int | None) -> str:
+    def _lost_message(
+        self, template: str, message: Message, number: int, call: int | None, options: ChatOptions
+    ) -> str:
         if call is not None:
             return f"messages[{number}].tool_calls[{call}] leaves no trace in the prompt: the chat template drops it"
         role = message["role"]
         lost = f"messages[{number}] leaves no trace in the prompt: the chat template"
-        taken = [name for name in _ROLES if self._takes(template, name)]
+        taken = [name for name in _ROLES if self._takes(template, name, options)]
         if role in taken:
             return f"{lost} drops a message of role {role!r} in this place"
         return f"{lost} has no role {short(role)}; it takes {', '.join(taken) or 'none that is known'}"

@@ -11,7 +11,8 @@ _LONGEST = 40
 _SHORTEST = 4
 #: Words that data columns are called, and that are no mistakes.
 _ORDINARY = frozenset({
-    "document", "feed", "message", "need", "reed", "seen", "shop", "speed", "step", "steps", "stoop", "tool", "weed",
+    "document", "feed", "message", "min", "need", "reed", "seen", "shop", "speed", "step", "steps", "stoop", "tool",
+    "top", "tops", "weed",
 })  # fmt: skip
 
 

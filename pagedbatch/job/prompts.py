@@ -142,6 +142,8 @@ class PromptBuilder:
             params = fit_to_constraint(params, constraint)
         except RowError as error:
             raise RowError(f"{row.place}: {error}") from None
+        except RecursionError:
+            raise RowError(f"{row.place}: it holds values that are nested too deeply") from None
         num_truncated = len(whole) - len(prompt)
         rng_key = id_hash(row.id, params.seed)
         return Request(row.index, prompt, params, rng_key, priority, constraint, num_truncated, thinking)
