@@ -23,7 +23,7 @@ MEANINGS = {
     "id": "a string or an integer by which the row is known; else its number, from 0",
     "priority": "an integer; rows with a lower one run first",
     "prompt": "the prompt as text",
-    "messages": "a chat, as a list of objects with `role` and `content`",
+    "messages": "a chat, as a list of objects with `role` and `content`, or the JSON text of one",
     "prompt_token_ids": "the prompt as token ids",
     "allowed_outputs": "a list of texts, or of lists of token ids: the output is one of them",
     "json_schema": "the output is JSON of this schema",
