@@ -17,7 +17,7 @@ from functools import partial
 from pagedbatch.job.feeder import Prepared, Preparer, Ticket
 from pagedbatch.job.messages import first_line
 from pagedbatch.job.preparation.board import Board
-from pagedbatch.job.preparation.child import ERROR, NOTICE, REQUEST, ROW, SETUP, Kitchen, Setup, serve
+from pagedbatch.job.preparation.child import ERROR, NOTICE, REQUEST, ROW, SETUP, Inherited, Setup, serve
 from pagedbatch.job.preparation.limits import RowLimits
 from pagedbatch.job.preparation.links import Frame
 from pagedbatch.job.preparation.notices import Notices
@@ -54,8 +54,8 @@ class BoundedPreparation:
         self._verdicts = Verdicts(limits, notices)
         self._board = Board()
         self._run_part = preparer.constraints.run_part()
-        kitchen = Kitchen(preparer, self._run_part, limits, self._board, notices.tell_with)
-        self._zygote = Zygote(partial(serve, kitchen=kitchen))
+        inherited = Inherited(preparer, self._run_part, limits, self._board, notices.tell_with)
+        self._zygote = Zygote(partial(serve, inherited=inherited))
         self._child: ForkedChild | None = None
         self._receiver = RequestReceiver(self._run_part, preparer.constraints)
         self._num_answered = 0

@@ -43,7 +43,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Kitchen:
+class Inherited:
     """What a child is forked with. `tell_with` makes the prompts' notices go to another taker."""
 
     preparer: Preparer
@@ -53,21 +53,21 @@ class Kitchen:
     tell_with: Callable[[Callable[[str], None]], None]
 
 
-def serve(end: ChildEnd, kitchen: Kitchen) -> None:
+def serve(end: ChildEnd, inherited: Inherited) -> None:
     """Prepares rows until the parent is gone. A row that takes too much ends the process."""
     first = end.receive()
     if first is None:
         return
-    watch = TimeWatch(kitchen.limits, kitchen.board, pickle.loads(first.payload))
-    _bound_memory(kitchen.limits.memory_bytes)
+    watch = TimeWatch(inherited.limits, inherited.board, pickle.loads(first.payload))
+    _bound_memory(inherited.limits.memory_bytes)
     signal.signal(TIME_SIGNAL, signal.SIG_DFL)
     steps.set_watch(watch)
-    kitchen.tell_with(lambda line: end.send(Frame(NOTICE, line.encode(errors="replace"))))
-    sender = RequestSender(kitchen.run_part, kitchen.preparer.constraints)
+    inherited.tell_with(lambda line: end.send(Frame(NOTICE, line.encode(errors="replace"))))
+    sender = RequestSender(inherited.run_part, inherited.preparer.constraints)
     while (frame := end.receive()) is not None:
         watch.start_row(len(frame.payload))
         try:
-            answer = _answer(pickle.loads(frame.payload), kitchen.preparer, sender)
+            answer = _answer(pickle.loads(frame.payload), inherited.preparer, sender)
         except MemoryError:
             os._exit(EXIT_MEMORY)  # what the row has taken may not come back: the next one gets a new process
         watch.end_row()
