@@ -92,6 +92,7 @@ _MEMORY_OTHERS = {
     "swap_seconds": _NUMBER,
     "swapped_bytes": _COUNT,
     "peak_swapped_blocks": _COUNT,
+    "failed_steps": _COUNT,
     "peak_map": _Optional(_PEAK_MAP),
 }
 _POINT = _Object(
