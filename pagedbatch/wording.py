@@ -1,4 +1,4 @@
-"""How values and other libraries' errors are told inside a one-line message."""
+"""How values, counts and other libraries' errors are told inside a one-line message."""
 
 from __future__ import annotations
 
@@ -25,3 +25,9 @@ def first_line(error: BaseException) -> str:
     """An error of another library, without what follows its first line."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def finished_of(num_finished: int, num_rows: int) -> str:
+    """`1 of 24 rows is finished`."""
+    rows, are = "row" if num_rows == 1 else "rows", "is" if num_finished == 1 else "are"
+    return f"{num_finished} of {num_rows} {rows} {are} finished"

@@ -36,7 +36,7 @@ HOSTILE: list[dict[str, Any]] = [
     {"id": "template", "messages": [{"role": "user", "content": "endless"}]},
     {"id": "template of gigabytes", "messages": [{"role": "user", "content": "large"}]},
     {"id": "tokens", "prompt_token_ids": [5] * 1_000_000},
-    {"id": "outputs", "prompt": "c", "allowed_outputs": [f"output {i}" for i in range(500_000)]},
+    {"id": "outputs", "prompt": "c", "allowed_outputs": [f"output {i}" for i in range(1_000_000)]},
 ]
 HEALTHY: list[dict[str, Any]] = [
     {"id": f"healthy {i}", "prompt": f"Row {i}", "temperature": 1, "n": 2} for i in range(6)
@@ -67,7 +67,7 @@ def records(folder: Path, model: Path, rows: list[dict[str, Any]], name: str) ->
     source = write(folder / f"{name}.in.jsonl", rows)
     output = folder / f"{name}.jsonl"
     given = {"input": str(source), "model": str(model), "output": str(output), "max_tokens": 6, "num_blocks": 400,
-             "dtype": "float32", "row_prepare_timeout": 0.5}  # fmt: skip
+             "dtype": "float32", "row_prepare_timeout": 2}  # fmt: skip
     result = run_job(merge(given, {}), Ui(lambda _: None, lambda *_: SilentView()))
     found = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
     assert [record["id"] for record in found] == [row["id"] for row in rows]
@@ -80,7 +80,7 @@ def test_a_run_ends_with_hostile_rows_as_errors_and_the_others_as_without_them(t
     exit_code, found = records(tmp_path, model, mixed, "mixed")
     assert exit_code == 3
     reasons = {name: found[name]["error"].partition(": ")[2] for name in (row["id"] for row in HOSTILE)}
-    took = "took more than 0.5 s of CPU time (--row-prepare-timeout)"
+    took = "took more than 2 s of CPU time (--row-prepare-timeout)"
     assert reasons["schema"] == f"compiling json_schema {took}"
     assert reasons["schema again"] == f"not tried: for an earlier row, compiling json_schema {took}"
     assert reasons["long"].startswith("the prompt is too long: the first ")
@@ -101,7 +101,7 @@ def test_strict_lists_all_bad_rows_in_order(tmp_path: Path, model: Path) -> None
              '{"messages": [{"role": 5, "content": "a"}]}', '{"messages": [{"role": "user", "content": "endless"}]}',
              '{"prompt": "b"}']  # fmt: skip
     path.write_text("\n".join(lines), encoding="utf-8")
-    given = {"input": str(path), "model": str(model), "output": "-", "strict": True, "row_prepare_timeout": 0.3}
+    given = {"input": str(path), "model": str(model), "output": "-", "strict": True, "row_prepare_timeout": 2}
     told: list[str] = []
     settings = merge(given, {})
     with pytest.raises(UsageError, match=r"^--strict: 5 of 7 rows can't be answered; nothing was started$"):

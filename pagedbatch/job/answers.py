@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagedbatch.job.feeder import Ticket
-from pagedbatch.job.messages import first_line
 from pagedbatch.job.openai_batch import answer
 from pagedbatch.job.records import Record, RecordWriter, encode_record, error_record
 from pagedbatch.outputs import RequestOutput
 from pagedbatch.sequence import Request
+from pagedbatch.wording import named
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class AnswerWriter:
         try:
             encoded = self._encode(ticket, self._records.ok_record(ticket.id, output, request))
         except Exception as error:  # one answer that can't be written must not cost the others theirs
-            problem = f"{type(error).__name__}: {first_line(error)}"
+            problem = named(error)
             return self.error(ticket, f"{ticket.place}: its answer can't be written: {problem}")
         return Answer(ticket.index, encoded, True, output.num_prompt_tokens, output.num_output_tokens)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pagedbatch.errors import RowError, UsageError
-from pagedbatch.job.messages import short
 from pagedbatch.job.rows import is_unicode
+from pagedbatch.wording import short
 
 if TYPE_CHECKING:
     from pagedbatch.engine.catalog import TokenTrie

@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import Any
 
 from pagedbatch.errors import RowError
-from pagedbatch.job.messages import short
 from pagedbatch.job.rows import is_unicode
+from pagedbatch.wording import short
 
 Message = dict[str, Any]
 

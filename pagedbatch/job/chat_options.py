@@ -12,8 +12,8 @@ from typing import Any
 
 from pagedbatch.errors import RowError
 from pagedbatch.job.chat_messages import without_nulls
-from pagedbatch.job.messages import short
 from pagedbatch.params import GenerationParams
+from pagedbatch.wording import short
 
 #: Variables of every template that have a key of their own in a row, and parameters of `apply_chat_template`.
 RESERVED_VARIABLES = frozenset({

@@ -21,8 +21,8 @@ from pagedbatch.job.chat_messages import (
 )
 from pagedbatch.job.chat_options import ChatOptions, variables_problem
 from pagedbatch.job.chat_traces import MARK, Traces, names_missing
-from pagedbatch.job.messages import first_line, short
 from pagedbatch.job.template_source import DATE, NOW, reads, variables_of, with_clock
+from pagedbatch.wording import first_line, short
 
 _CALL = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": {}}}
 _QUESTION, _ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}

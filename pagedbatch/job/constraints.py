@@ -18,9 +18,9 @@ from pagedbatch.errors import RowError, UsageError
 from pagedbatch.job.catalogs import CatalogEncoder, Item, check_items, read_catalog
 from pagedbatch.job.field_table import CONSTRAINT_FIELDS
 from pagedbatch.job.json_schema import unheld_part
-from pagedbatch.job.messages import short
 from pagedbatch.job.preparation.steps import not_counted, step
 from pagedbatch.params import GenerationParams
+from pagedbatch.wording import short
 
 if TYPE_CHECKING:
     from pagedbatch.engine.catalog import TokenTrie

@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 from pagedbatch.errors import UsageError
 from pagedbatch.job.field_table import JSON_CELLS
 from pagedbatch.job.jsonl import DECODER, STREAM_ERRORS
-from pagedbatch.job.messages import short
 from pagedbatch.job.rows import RawRow, is_unicode
+from pagedbatch.wording import short
 
 #: What may stand between the columns, by the names that --csv-delimiter takes beside the characters themselves.
 DELIMITERS = {"comma": ",", "tab": "\t", "semicolon": ";", "pipe": "|"}

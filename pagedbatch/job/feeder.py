@@ -15,11 +15,11 @@ from typing import Any, Generic, Self, TypeVar
 from pagedbatch.errors import RowError
 from pagedbatch.job.constraints import ConstraintBuilder
 from pagedbatch.job.keep import KeptColumns
-from pagedbatch.job.messages import first_line
 from pagedbatch.job.openai_batch import check_model
 from pagedbatch.job.prompts import PromptBuilder
 from pagedbatch.job.rows import Row, RowId
 from pagedbatch.sequence import Request
+from pagedbatch.wording import named
 
 Item = TypeVar("Item")
 
@@ -92,7 +92,7 @@ class Preparer:
         except RowError as problem:
             error = error or f"{row.place}: {problem}"
         except Exception as problem:
-            error = error or _unreadable(row, problem)
+            error = error or unreadable(row, problem)
         url = row.fields.get("url") if row.from_batch else None
         return Ticket(row.index, row.id, row.place, row.from_batch, url, kept), error
 
@@ -109,11 +109,12 @@ class Preparer:
         except MemoryError:
             raise
         except Exception as problem:  # a row that brings out a bug must not cost the others their answers
-            return _unreadable(row, problem)
+            return unreadable(row, problem)
 
 
-def _unreadable(row: Row, problem: Exception) -> str:
-    return f"{row.place}: can't be read: {type(problem).__name__}: {first_line(problem)}"
+def unreadable(row: Row, problem: Exception) -> str:
+    """The error of a row that brought out an error of ours or of a library."""
+    return f"{row.place}: can't be read: {named(problem)}"
 
 
 class ReadAhead(Generic[Item]):

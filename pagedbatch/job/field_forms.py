@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pagedbatch.errors import RowError
-from pagedbatch.job.messages import short
 from pagedbatch.params import READERS
+from pagedbatch.wording import short
 
 #: Fields of ours, by name.
 Fields = Mapping[str, Any]

@@ -19,7 +19,6 @@ from pagedbatch.job.interrupts import EXIT_INTERRUPTED, Interrupts
 from pagedbatch.job.journal import Journal
 from pagedbatch.job.journal_lines import Manifest, ModelIdentity
 from pagedbatch.job.loop import RowsView, Totals
-from pagedbatch.job.messages import finished_of
 from pagedbatch.job.one_process import OneProcess
 from pagedbatch.job.opening import OpenedJob, open_input, open_job
 from pagedbatch.job.output import OutputPaths, output_paths
@@ -33,6 +32,7 @@ from pagedbatch.job.unfinished import Unfinished
 from pagedbatch.params import resolve
 from pagedbatch.stats.memory import MemoryAccount
 from pagedbatch.stats.wording import plural
+from pagedbatch.wording import finished_of
 
 #: Settings that decide what is written, beside the generation parameters. The others change only how fast.
 _RESULT_SETTINGS = (

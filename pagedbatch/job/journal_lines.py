@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagedbatch.job.fingerprint import Content
-from pagedbatch.job.messages import short
+from pagedbatch.wording import short
 
 FORMAT = 2
 BEGINNING = b'{"pagedbatch_journal": '

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO, NoReturn
 
-from pagedbatch.job.messages import short
 from pagedbatch.job.rows import RawRow, RowId
+from pagedbatch.wording import short
 
 WHITE_SPACE = b" \t\r\n"  # JSON's; what else looks blank, such as a vertical tab, is part of a record
 _SKIP_BYTES = 1 << 16

@@ -10,8 +10,8 @@ from decimal import Decimal
 from typing import Any
 
 from pagedbatch.errors import RowError
-from pagedbatch.job.messages import short
 from pagedbatch.job.rows import look_up
+from pagedbatch.wording import short
 
 ALL_COLUMNS = "*"
 

@@ -15,10 +15,10 @@ from pagedbatch.errors import PagedBatchError, RunError
 from pagedbatch.job.answers import Answer, AnswerWriter
 from pagedbatch.job.feeder import Prepared, Ticket
 from pagedbatch.job.interrupts import Interrupts
-from pagedbatch.job.messages import first_line
 from pagedbatch.outputs import RequestOutput, StepSnapshot
 from pagedbatch.sequence import Request
 from pagedbatch.stats.memory import MemoryAccount
+from pagedbatch.wording import first_line, named
 
 
 class RowsView(Protocol):
@@ -141,7 +141,7 @@ class RowLoop:
         except PagedBatchError:
             raise
         except Exception as error:
-            raise RunError(f"a step failed: {type(error).__name__}: {first_line(error)}") from error
+            raise RunError(f"a step failed: {named(error)}") from error
         stepped = time.perf_counter()
         for output in step.finished:
             self._finish(output)

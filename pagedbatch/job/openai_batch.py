@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from pagedbatch.errors import RowError
 from pagedbatch.job.field_table import OPTIONS, SYNONYMS
-from pagedbatch.job.messages import short
 from pagedbatch.job.openai_logprobs import chat_logprobs, completion_logprobs
 from pagedbatch.job.row_fields import read_fields
+from pagedbatch.wording import short
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"

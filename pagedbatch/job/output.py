@@ -10,7 +10,7 @@ from typing import Self
 from pagedbatch.errors import UsageError
 from pagedbatch.job.durable import temporary_name
 from pagedbatch.job.journal import finished_name
-from pagedbatch.job.messages import short
+from pagedbatch.wording import short
 
 
 @dataclass(frozen=True, slots=True)

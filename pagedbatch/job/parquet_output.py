@@ -10,7 +10,7 @@ from typing import Any
 
 from pagedbatch.errors import RunError
 from pagedbatch.job.durable import replacing
-from pagedbatch.job.messages import first_line
+from pagedbatch.wording import first_line
 
 _ROWS_AT_A_TIME = 1024
 

@@ -20,7 +20,6 @@ from pagedbatch.job.chat_template import ChatTemplate
 from pagedbatch.job.constraints import ConstraintBuilder, ConstraintSource, fit_to_constraint
 from pagedbatch.job.encoder import PromptEncoder
 from pagedbatch.job.field_table import PLACE_FIELDS, PROMPT_FIELDS
-from pagedbatch.job.messages import short
 from pagedbatch.job.openai_batch import plain_fields
 from pagedbatch.job.row_fields import read_fields
 from pagedbatch.job.rows import Row, id_hash, look_up
@@ -28,6 +27,7 @@ from pagedbatch.job.thinking import ThinkingRules
 from pagedbatch.params import READERS, GenerationParams, resolve
 from pagedbatch.readers import INT64, BadWord, integer
 from pagedbatch.sequence import Request
+from pagedbatch.wording import short
 
 
 @dataclass(frozen=True, slots=True)

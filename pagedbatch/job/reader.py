@@ -22,7 +22,6 @@ from typing import Any
 
 from pagedbatch.errors import UsageError
 from pagedbatch.job.fingerprint import Content
-from pagedbatch.job.messages import short
 from pagedbatch.job.row_files import open_row_file
 from pagedbatch.job.rows import RawRow, Row, id_hash, place_row
 from pagedbatch.job.tables import (
@@ -31,6 +30,7 @@ from pagedbatch.job.tables import (
     read_dataset,
     stream_dataset,
 )
+from pagedbatch.wording import short
 
 MAX_LINE_BYTES = 64 << 20
 _COLUMNS_LISTED = 40

@@ -22,9 +22,9 @@ from pagedbatch.job.field_table import (
     SYNONYMS,
     asks_nothing,
 )
-from pagedbatch.job.messages import short
 from pagedbatch.job.near_names import nearest_option
 from pagedbatch.params import READERS
+from pagedbatch.wording import short
 
 #: What a row may say beside options.
 _BESIDE = frozenset({*PROMPT_FIELDS, "priority"})

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pagedbatch.job.messages import short
 from pagedbatch.job.openai_batch import is_batch_row
+from pagedbatch.wording import short
 
 RowId = int | str
 

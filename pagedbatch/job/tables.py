@@ -10,8 +10,8 @@ from typing import Any
 
 from pagedbatch.errors import UsageError
 from pagedbatch.job.keep import strict_json
-from pagedbatch.job.messages import first_line, short
 from pagedbatch.job.rows import RawRow
+from pagedbatch.wording import first_line, short
 
 _BATCH_ROWS = 1024
 

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from pagedbatch.job.feeder import Prepared, Preparer, Ticket
-from pagedbatch.job.messages import first_line
+from pagedbatch.job.feeder import Prepared, Preparer, Ticket, unreadable
 from pagedbatch.job.preparation.board import Board
 from pagedbatch.job.preparation.child import ERROR, NOTICE, REQUEST, ROW, SETUP, Inherited, Setup, serve
 from pagedbatch.job.preparation.limits import RowLimits
@@ -26,6 +25,7 @@ from pagedbatch.job.preparation.transfer import RequestReceiver
 from pagedbatch.job.preparation.verdicts import Ending, Verdicts
 from pagedbatch.job.preparation.zygote import ForkedChild, Zygote
 from pagedbatch.job.rows import Row
+from pagedbatch.wording import named
 
 _MOST_BYTES = 4 * 2**20
 _POLL_SECONDS = 0.1
@@ -121,7 +121,7 @@ class BoundedPreparation:
             try:
                 payload = pickle.dumps(row, pickle.HIGHEST_PROTOCOL)
             except Exception as problem:  # nested too deeply, for one
-                error = f"{row.place}: can't be read: {type(problem).__name__}: {first_line(problem)}"
+                error = unreadable(row, problem)
         sent = _Sent(ticket, payload)
         self._sent.append(sent)
         if error is not None:
@@ -175,7 +175,7 @@ class BoundedPreparation:
             try:
                 sent.prepared = Prepared(sent.ticket, self._receiver.loads(frame.payload), None)
             except Exception as problem:
-                reason = f"its request can't be read back: {type(problem).__name__}: {first_line(problem)}"
+                reason = f"its request can't be read back: {named(problem)}"
                 sent.prepared = Prepared(sent.ticket, None, f"{sent.ticket.place}: {reason}")
                 self._end_child()  # what the two sides share is no longer the same
                 self._send_unanswered()

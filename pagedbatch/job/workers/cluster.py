@@ -16,11 +16,11 @@ import ray
 from ray.exceptions import AuthenticationError
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.messages import first_line
 from pagedbatch.job.settings import RunSettings
 from pagedbatch.job.workers.places import Workplaces, place_workers
 from pagedbatch.job.workers.plan import Share
 from pagedbatch.job.workers.scratch import scratch_folder
+from pagedbatch.wording import first_line
 
 #: What is between the processes at a time is groups of rows and their answers: small things.
 _OBJECT_STORE_BYTES = 256 << 20

@@ -20,7 +20,6 @@ from ray.data.block import BlockMetadata
 from ray.data.datasource import ReadTask
 
 from pagedbatch.errors import PagedBatchError, RunError, UsageError
-from pagedbatch.job.messages import first_line
 from pagedbatch.job.unfinished import Unfinished
 from pagedbatch.job.workers.groups import GroupAnswers, Sizes, groups, pack, unpack_answers, unpack_rows
 from pagedbatch.job.workers.ledger import MOST_STARTS, Failure, Ledger, Overview, WorkerHistory
@@ -28,6 +27,7 @@ from pagedbatch.job.workers.places import Workplaces
 from pagedbatch.job.workers.plan import EnginePlan, Share
 from pagedbatch.outputs import StepSnapshot
 from pagedbatch.stats.memory import MemoryAccount
+from pagedbatch.wording import named
 
 _COLUMN = "group"
 #: Groups that lie ready for a worker beside those in it, so that it doesn't wait for the next one's way to it.
@@ -149,7 +149,7 @@ class Worker:
 
     def _failed(self, error: Exception) -> Exception:
         """Tells the ledger why the run ends: what comes through Ray is a traceback."""
-        message = str(error) if isinstance(error, PagedBatchError) else f"{type(error).__name__}: {first_line(error)}"
+        message = str(error) if isinstance(error, PagedBatchError) else named(error)
         ray.get(self._ledger.fail.remote(Failure(message, isinstance(error, UsageError))))
         return RuntimeError(message)
 

@@ -19,7 +19,6 @@ from pagedbatch.errors import RunError, UsageError
 from pagedbatch.job.answers import Answer
 from pagedbatch.job.interrupts import Interrupts
 from pagedbatch.job.loop import RowsView, Totals
-from pagedbatch.job.messages import first_line
 from pagedbatch.job.unfinished import Unfinished
 from pagedbatch.job.workers.groups import GroupAnswers, choose_sizes
 from pagedbatch.job.workers.ledger import Overview, WorkerHistory
@@ -27,6 +26,7 @@ from pagedbatch.job.workers.plan import EnginePlan
 from pagedbatch.job.workers.silence import Silence
 from pagedbatch.stats.memory import MemoryAccount
 from pagedbatch.stats.merged import merge_accounts, sum_snapshots
+from pagedbatch.wording import named
 
 if TYPE_CHECKING:
     from pagedbatch.job.workers.dataset import RemoteLedger
@@ -212,7 +212,7 @@ class Workers:
             try:
                 self._overview = self._ledger.overview()
             except Exception as error:
-                raise RunError(f"Ray failed: {type(error).__name__}: {first_line(error)}") from error
+                raise RunError(f"Ray failed: {named(error)}") from error
             self._looked_at = now
             self._silence.look(now, self._overview, self.totals.rows_done)
         return self._overview

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pagedbatch.job.messages import finished_of
+from pagedbatch.wording import finished_of
 
 
 @pytest.mark.parametrize(
