@@ -10,11 +10,11 @@ from itertools import chain, groupby
 from typing import Protocol
 
 from pagedbatch.config import EngineConfig
-from pagedbatch.engine.advance import GroupAdvancer
 from pagedbatch.engine.block_map import PeakMapper
+from pagedbatch.engine.group_update import GroupAdvancer
 from pagedbatch.engine.isolation import Isolation, is_fatal
-from pagedbatch.engine.plan import StepPlan
 from pagedbatch.engine.scheduler import Scheduler
+from pagedbatch.engine.step_builder import StepPlan
 from pagedbatch.engine.stopping import LENGTH, Detokenize, StopChecker
 from pagedbatch.errors import PagedBatchError
 from pagedbatch.outputs import (

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagedbatch.engine.plan import StepPlan
 from pagedbatch.engine.scheduler import Scheduler
+from pagedbatch.engine.step_builder import StepPlan
 from pagedbatch.sequence import GroupState, SequenceGroup
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")

@@ -12,9 +12,9 @@ from __future__ import annotations
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.admission import Admission, max_width, never_message
 from pagedbatch.engine.block_manager import BlockManager
-from pagedbatch.engine.plan import StepPlan
 from pagedbatch.engine.prefix_cache import CachedBlock
 from pagedbatch.engine.queues import Queues
+from pagedbatch.engine.step_builder import StepPlan
 from pagedbatch.engine.stopping import StopChecker
 from pagedbatch.engine.tasks import add_prompt_task, add_tasks
 from pagedbatch.errors import EngineStalledError, PagedBatchError

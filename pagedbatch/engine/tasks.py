@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pagedbatch.constraint import Allowed
 from pagedbatch.engine.beam_search import num_candidates
-from pagedbatch.engine.plan import StepPlan
+from pagedbatch.engine.step_builder import StepPlan
 from pagedbatch.engine.stopping import StopChecker
 from pagedbatch.outputs import BeamTask, History, PromptTask, SampleTask
 from pagedbatch.sequence import SequenceGroup, output_token_ids
