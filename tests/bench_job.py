@@ -20,7 +20,7 @@ from pathlib import Path
 from tiny_job import SilentView, without_model
 
 from pagedbatch.job.job import Ui, run_job
-from pagedbatch.job.settings import merge
+from pagedbatch.settings import merge
 
 
 def run(num_rows: int, folder: Path) -> None:

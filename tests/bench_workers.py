@@ -19,7 +19,7 @@ from tiny_job import SilentView
 from tiny_workers import tiny_workers
 
 from pagedbatch.job.job import Ui, run_job
-from pagedbatch.job.settings import merge
+from pagedbatch.settings import merge
 
 
 class TimedView(SilentView):

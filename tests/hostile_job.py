@@ -11,7 +11,7 @@ from hostile import HEALTHY
 from tiny_job import SilentView
 
 from pagedbatch.job.job import Ui, run_job
-from pagedbatch.job.settings import merge
+from pagedbatch.settings import merge
 
 Record = dict[str, Any]
 

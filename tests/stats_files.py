@@ -13,10 +13,10 @@ from fake_runs import fake_engine
 from rich.console import Console
 from snapshots import finished_row, snapshot
 
-from pagedbatch.job.settings import merge, read_recipe
 from pagedbatch.outputs import EngineCounters, StepSeconds
 from pagedbatch.params import GenerationParams, resolve
 from pagedbatch.sequence import Request
+from pagedbatch.settings import merge, read_recipe
 from pagedbatch.stats.memory import MemoryAccount
 from pagedbatch.stats.report import summary
 

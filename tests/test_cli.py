@@ -17,7 +17,7 @@ from rich.console import Console
 from pagedbatch.cli.progress import make_progress
 from pagedbatch.cli.run import _unescape, run
 from pagedbatch.job.job import Ui, run_job
-from pagedbatch.job.settings import NAMES, merge
+from pagedbatch.settings import NAMES, merge
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SLOW_MODULES = ("torch", "transformers", "triton", "datasets", "pyarrow", "numpy")

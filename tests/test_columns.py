@@ -21,7 +21,7 @@ from pagedbatch.job.near_names import is_one_edit_away, nearest_option
 from pagedbatch.job.reader import open_source
 from pagedbatch.job.row_fields import read_fields
 from pagedbatch.job.rows import RawRow, place_row
-from pagedbatch.job.settings import merge
+from pagedbatch.settings import merge
 
 
 def _watch(*rows: dict[str, Any], **given: Any) -> tuple[list[str], str | None]:

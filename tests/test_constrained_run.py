@@ -14,7 +14,7 @@ import pytest
 
 from pagedbatch.errors import UsageError
 from pagedbatch.job.job import Ui, run_job
-from pagedbatch.job.settings import merge
+from pagedbatch.settings import merge
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TERM": "dumb"}
 COMMAND = [sys.executable, "-c", "from pagedbatch.cli.app import main; main()", "run", "in.jsonl"]

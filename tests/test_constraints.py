@@ -17,8 +17,8 @@ from pagedbatch.job.catalogs import read_catalog
 from pagedbatch.job.constraints import CatalogSource, ConstraintBuilder, GrammarSource, read_run_constraint
 from pagedbatch.job.prompts import ModelLimits, PromptBuilder
 from pagedbatch.job.rows import RawRow, place_row
-from pagedbatch.job.settings import RunSettings, merge
 from pagedbatch.params import GenerationParams
+from pagedbatch.settings import RunSettings, merge
 
 PARAMS = GenerationParams(max_tokens=20)
 

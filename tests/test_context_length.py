@@ -19,11 +19,11 @@ from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
 from pagedbatch.errors import UsageError
 from pagedbatch.job.job import Ui, run_job
-from pagedbatch.job.settings import merge
 from pagedbatch.model.context_length import context_length, max_model_len
 from pagedbatch.model.loader import model_defaults
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
+from pagedbatch.settings import merge
 
 
 def config(model_type: str = "llama", **settings: Any) -> Any:

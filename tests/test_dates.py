@@ -14,7 +14,7 @@ from test_job import View, Workplace
 
 from pagedbatch.errors import UsageError
 from pagedbatch.job.journal_lines import MANIFEST_ROW, seal, unseal
-from pagedbatch.job.settings import merge
+from pagedbatch.settings import merge
 
 ROWS = [{"id": i, "messages": [{"role": "user", "content": f"row {i}"}]} for i in range(4)]
 SETTINGS = {"max_tokens": 2, "prompt_logprobs": 0}
@@ -45,7 +45,7 @@ def today(monkeypatch: pytest.MonkeyPatch) -> Any:
                 return cls.fromisoformat(f"{day}T10:20:30")
 
         monkeypatch.setattr("pagedbatch.job.first_start.datetime", Clock)
-        monkeypatch.setattr("pagedbatch.job.settings.datetime", Clock)
+        monkeypatch.setattr("pagedbatch.settings.datetime", Clock)
 
     return set_day
 

@@ -26,8 +26,8 @@ from tiny_job import EchoRunner, SilentView, without_model
 from pagedbatch.errors import PagedBatchError, RunError, UsageError
 from pagedbatch.job import journal
 from pagedbatch.job.job import JobResult, Ui, run_job
-from pagedbatch.job.settings import merge
 from pagedbatch.outputs import ModelRunnerOutput, SampleResult, SchedulerOutput
+from pagedbatch.settings import merge
 
 ROWS = [{"id": f"r{i}", "prompt": f"row {chr(97 + i % 26)}", **({"n": 2} if i % 3 == 0 else {})} for i in range(12)]
 ROWS[5]["prompt"] = ""  # an error row

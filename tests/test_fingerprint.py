@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagedbatch.job.fingerprint import Content, file_content, model_fingerprint
+from pagedbatch.fingerprint import Content, file_content, model_fingerprint
 
 
 def _content(path: Path, data: bytes, *, may_grow: bool = True, chunk_bytes: int = 4) -> Content:

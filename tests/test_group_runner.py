@@ -16,10 +16,10 @@ from pagedbatch.job.keep import KeptColumns
 from pagedbatch.job.preparation.preparation import InThisProcess
 from pagedbatch.job.records import RecordWriter
 from pagedbatch.job.rows import RawRow, Row, place_row
-from pagedbatch.job.settings import merge
 from pagedbatch.job.workers.group_runner import GroupRunner
 from pagedbatch.job.workers.ledger import MOST_TRIES, Ledger
 from pagedbatch.outputs import ModelRunnerOutput, SchedulerOutput, StepSnapshot
+from pagedbatch.settings import merge
 from pagedbatch.stats.memory import MemoryAccount
 
 

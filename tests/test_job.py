@@ -15,8 +15,8 @@ import pytest
 
 from pagedbatch.errors import UsageError
 from pagedbatch.job.job import JobResult, Ui, run_job
-from pagedbatch.job.settings import merge
 from pagedbatch.outputs import StepSnapshot
+from pagedbatch.settings import merge
 
 
 @dataclass

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedbatch.errors import RunError, UsageError
+from pagedbatch.fingerprint import Content, file_content
 from pagedbatch.job.durable import write_atomically
-from pagedbatch.job.fingerprint import Content, file_content
 from pagedbatch.job.journal import Journal, finished_name
 from pagedbatch.job.journal_lines import Manifest, ModelIdentity, seal, unseal
 from pagedbatch.job.output import output_paths

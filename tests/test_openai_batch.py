@@ -18,7 +18,7 @@ from pagedbatch.job.openai_batch import (
     is_batch_row,
     plain_fields,
 )
-from pagedbatch.job.settings import merge
+from pagedbatch.settings import merge
 
 HI = [{"role": "user", "content": "hi"}]
 

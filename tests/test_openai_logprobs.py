@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pagedbatch.job.job import Ui, run_job
 from pagedbatch.job.openai_logprobs import chat_logprobs, completion_logprobs
-from pagedbatch.job.settings import merge
+from pagedbatch.settings import merge
 
 
 def _entry(token_id: int, data: bytes, logprob: float = -1.0, top: list[Any] | None = None) -> dict[str, Any]:

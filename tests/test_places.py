@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.settings import RunSettings, merge
 from pagedbatch.job.workers.places import place_workers
 from pagedbatch.job.workers.plan import Share
+from pagedbatch.settings import RunSettings, merge
 
 
 def settings(**given: Any) -> RunSettings:

@@ -17,9 +17,9 @@ from pagedbatch.job.keep import KeptColumns
 from pagedbatch.job.preparation.bounded import BoundedPreparation
 from pagedbatch.job.preparation.limits import RowLimits
 from pagedbatch.job.preparation.notices import Notices
-from pagedbatch.job.preparation.steps import CHAT_TEMPLATE, step
 from pagedbatch.job.prompts import ModelLimits, PromptBuilder
 from pagedbatch.job.rows import RawRow, Row, place_row
+from pagedbatch.preparation_steps import CHAT_TEMPLATE, step
 from pagedbatch.sequence import Request
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="rows are prepared in the same process there")

@@ -11,7 +11,7 @@ import typer
 from test_families import FAMILIES
 
 from pagedbatch.cli.app import app
-from pagedbatch.job.settings import NAMES
+from pagedbatch.settings import NAMES
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")

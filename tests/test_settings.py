@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.settings import merge, parse_size, read_recipe
+from pagedbatch.settings import merge, parse_size, read_recipe
 
 NEEDED = {"input": "in.jsonl", "model": "M", "output": "out.jsonl"}
 

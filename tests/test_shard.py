@@ -22,8 +22,8 @@ from pagedbatch.errors import UsageError
 from pagedbatch.job import jsonl
 from pagedbatch.job.job import JobResult, Ui, run_job
 from pagedbatch.job.reader import ReadOptions, open_source
-from pagedbatch.job.settings import merge
-from pagedbatch.job.shard import Shard, name_rows
+from pagedbatch.settings import merge
+from pagedbatch.shard import Shard, name_rows
 
 ROWS = [{"id": f"r{i}", "prompt": f"row {chr(97 + i)}", **({"n": 2} if i % 3 == 0 else {})} for i in range(10)]
 ROWS[7]["prompt"] = ""  # an error row

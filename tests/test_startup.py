@@ -13,8 +13,8 @@ import pytest
 from tiny_job import SilentView
 
 from pagedbatch.job.job import Ui, run_job
-from pagedbatch.job.settings import merge
 from pagedbatch.model import loader
+from pagedbatch.settings import merge
 
 #: What a plain run has no use for, of all that this project imports somewhere. What transformers brings along by itself
 #: (torch._dynamo, triton, Pillow where it is installed) is not ours to leave out.

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from pagedbatch.job.token_bytes import TokenBytes
+from pagedbatch.token_bytes import TokenBytes
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 CORPUS = [

@@ -12,9 +12,9 @@ import pytest
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
 from pagedbatch.job.prompts import ModelLimits, PromptBuilder
-from pagedbatch.job.settings import RunSettings
 from pagedbatch.job.startup import DeviceSide, TextSide
 from pagedbatch.outputs import ModelRunnerOutput, SampleResult, SchedulerOutput
+from pagedbatch.settings import RunSettings
 
 VOCABULARY = 256
 MAX_MODEL_LEN = 64

@@ -192,7 +192,7 @@ def run_command(given: dict[str, Any], recipe: str | None) -> int:
 
     from pagedbatch.cli.progress import make_progress
     from pagedbatch.job.job import Ui, run_job
-    from pagedbatch.job.settings import merge, read_recipe
+    from pagedbatch.settings import merge, read_recipe
     from pagedbatch.stats.report import summary
 
     settings = merge(given, {} if recipe is None else read_recipe(recipe))

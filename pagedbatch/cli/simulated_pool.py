@@ -73,7 +73,7 @@ def num_pool_blocks(
     Raises:
         UsageError: memory is given, and nothing says how large a block is.
     """
-    from pagedbatch.job.settings import parse_size
+    from pagedbatch.settings import parse_size
 
     if num_blocks is not None:
         return num_blocks

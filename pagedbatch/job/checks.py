@@ -13,7 +13,7 @@ from pagedbatch.job.keep import ALL_COLUMNS
 from pagedbatch.job.preparation.preparation import Preparation
 from pagedbatch.job.prompts import template_fields
 from pagedbatch.job.reader import Source, Survey
-from pagedbatch.job.settings import RunSettings
+from pagedbatch.settings import RunSettings
 from pagedbatch.stats.wording import plural
 
 

@@ -13,7 +13,7 @@ from pagedbatch.job.field_table import KNOWN, LACKED
 from pagedbatch.job.near_names import nearest_option
 from pagedbatch.job.prompts import template_fields
 from pagedbatch.job.rows import Row
-from pagedbatch.job.settings import RunSettings
+from pagedbatch.settings import RunSettings
 
 #: Of many near misses, so many are told.
 _MOST_NEAR_MISSES = 20

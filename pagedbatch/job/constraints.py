@@ -18,14 +18,14 @@ from pagedbatch.errors import RowError, UsageError
 from pagedbatch.job.catalogs import CatalogEncoder, Item, check_items, read_catalog
 from pagedbatch.job.field_table import CONSTRAINT_FIELDS
 from pagedbatch.job.json_schema import unheld_part
-from pagedbatch.job.preparation.steps import not_counted, step
 from pagedbatch.params import GenerationParams
+from pagedbatch.preparation_steps import not_counted, step
 from pagedbatch.wording import short
 
 if TYPE_CHECKING:
     from pagedbatch.engine.catalog import TokenTrie
-    from pagedbatch.job.settings import RunSettings
     from pagedbatch.model.grammar import CompiledGrammar, GrammarCompiler, GrammarKind, PackedGrammar
+    from pagedbatch.settings import RunSettings
 
 #: Tries of rows that are kept: rows that list the same outputs share one.
 _MOST_TRIES = 64

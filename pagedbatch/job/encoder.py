@@ -14,9 +14,9 @@ from pagedbatch.job.chat_messages import Message
 from pagedbatch.job.chat_options import ChatOptions
 from pagedbatch.job.chat_template import ChatTemplate
 from pagedbatch.job.long_text import check_fits, first_token_ids, is_long, last_token_ids
-from pagedbatch.job.preparation.steps import CHAT_TEMPLATE, TOKENIZING, step
 from pagedbatch.job.rows import is_unicode
 from pagedbatch.params import GenerationParams
+from pagedbatch.preparation_steps import CHAT_TEMPLATE, TOKENIZING, step
 
 
 class PromptEncoder:

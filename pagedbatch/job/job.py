@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from pagedbatch.errors import PagedBatchError, RunError, UsageError
+from pagedbatch.fingerprint import model_fingerprint
 from pagedbatch.job.answers import Answer, AnswerWriter
 from pagedbatch.job.constraints import ConstraintSource
-from pagedbatch.job.fingerprint import model_fingerprint
 from pagedbatch.job.finish import EXIT_ROWS_FAILED, clear_leftovers, read_stats, write_output, write_stats
 from pagedbatch.job.first_start import first_start
 from pagedbatch.job.hub import go_offline_if_needed
@@ -25,11 +25,11 @@ from pagedbatch.job.output import OutputPaths, output_paths
 from pagedbatch.job.reader import Source, Survey
 from pagedbatch.job.records import RecordWriter
 from pagedbatch.job.run_stats import build_stats, describe_settings, versions
-from pagedbatch.job.settings import RunSettings
-from pagedbatch.job.shard import describe_shard, shard_settings
 from pagedbatch.job.startup import open_device_side
 from pagedbatch.job.unfinished import Unfinished
 from pagedbatch.params import resolve
+from pagedbatch.settings import RunSettings
+from pagedbatch.shard import describe_shard, shard_settings
 from pagedbatch.stats.memory import MemoryAccount
 from pagedbatch.stats.wording import plural
 from pagedbatch.wording import finished_of

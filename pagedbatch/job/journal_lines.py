@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pagedbatch.job.fingerprint import Content
+from pagedbatch.fingerprint import Content
 from pagedbatch.wording import short
 
 FORMAT = 2

@@ -10,9 +10,9 @@ from pagedbatch.job.feeder import ReadAhead
 from pagedbatch.job.interrupts import Interrupts
 from pagedbatch.job.loop import RowLoop, RowsView, Totals
 from pagedbatch.job.preparation.preparation import Preparation
-from pagedbatch.job.settings import RunSettings
 from pagedbatch.job.startup import DeviceSide, new_account
 from pagedbatch.job.unfinished import Unfinished
+from pagedbatch.settings import RunSettings
 from pagedbatch.stats.memory import MemoryAccount
 
 #: Rows inside the engine at a time, in units of `max_num_seqs`: enough that it never waits for the next one.

@@ -17,9 +17,9 @@ from pagedbatch.job.preparation.limits import RowLimits
 from pagedbatch.job.preparation.notices import Notices
 from pagedbatch.job.preparation.preparation import Preparation, open_preparation
 from pagedbatch.job.reader import ReadOptions, Source, Survey, open_source, survey
-from pagedbatch.job.settings import RunSettings
-from pagedbatch.job.shard import rows_to_run
 from pagedbatch.job.startup import TextSide, open_text_side
+from pagedbatch.settings import RunSettings
+from pagedbatch.shard import rows_to_run
 
 
 @dataclass(frozen=True, slots=True)

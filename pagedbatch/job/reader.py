@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.fingerprint import Content
+from pagedbatch.fingerprint import Content
 from pagedbatch.job.row_files import open_row_file
 from pagedbatch.job.rows import RawRow, Row, id_hash, place_row
 from pagedbatch.job.tables import (

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from pagedbatch.engine.stopping import Detokenize
-from pagedbatch.job.token_bytes import TokenBytes
 from pagedbatch.sequence import Thinking
+from pagedbatch.token_bytes import TokenBytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from typing import Any
 from pagedbatch.engine.stopping import LENGTH, find_stop_string
 from pagedbatch.job.reasoning import split_reasoning
 from pagedbatch.job.rows import RowId
-from pagedbatch.job.token_bytes import TokenBytes
 from pagedbatch.outputs import CompletionOutput, PromptScores, RequestOutput, TopLogprobs
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request, Thinking
+from pagedbatch.token_bytes import TokenBytes
 
 Record = dict[str, Any]
 

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from pagedbatch.errors import UsageError
+from pagedbatch.fingerprint import Content, file_content
 from pagedbatch.job.compression import is_compressed, open_stream
 from pagedbatch.job.csv_rows import csv_columns
-from pagedbatch.job.fingerprint import Content, file_content
 from pagedbatch.job.foreign import is_binary, refuse_foreign
 from pagedbatch.job.formats import TextFormat, detect_format
 from pagedbatch.job.jsonl import STREAM_ERRORS, WHITE_SPACE

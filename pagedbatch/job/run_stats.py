@@ -11,8 +11,8 @@ from typing import Any
 from pagedbatch import __version__
 from pagedbatch.job.journal import Journal
 from pagedbatch.job.loop import Totals
-from pagedbatch.job.settings import RunSettings
 from pagedbatch.params import READERS, GenerationParams
+from pagedbatch.settings import RunSettings
 from pagedbatch.stats.memory import MemoryAccount
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "triton", "numpy", "xgrammar")

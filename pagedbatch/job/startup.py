@@ -13,8 +13,8 @@ from pagedbatch.errors import ParamError, RowError, UsageError
 from pagedbatch.job.chat_template import ChatTemplate
 from pagedbatch.job.constraints import ConstraintSource
 from pagedbatch.job.prompts import ModelLimits, PromptBuilder
-from pagedbatch.job.settings import RunSettings
 from pagedbatch.params import GenerationParams, resolve
+from pagedbatch.settings import RunSettings
 from pagedbatch.stats.memory import MemoryAccount
 
 if TYPE_CHECKING:

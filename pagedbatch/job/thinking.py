@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from pagedbatch.constraint import Constraint
 from pagedbatch.errors import ParamError, RowError
-from pagedbatch.job.token_bytes import TokenBytes
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Thinking
+from pagedbatch.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
     from pagedbatch.engine.thinking import TagMatcher

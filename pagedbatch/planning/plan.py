@@ -11,7 +11,6 @@ from pagedbatch.config import EngineConfig
 from pagedbatch.job.hub import go_offline_if_needed
 from pagedbatch.job.opening import open_input, open_job
 from pagedbatch.job.run_stats import describe_settings, versions
-from pagedbatch.job.settings import RunSettings
 from pagedbatch.job.startup import engine_config
 from pagedbatch.planning.advice import Advice, advise, best_block_size, blocks_wanted
 from pagedbatch.planning.forecast import Forecast, ample, by_block_size, forecast
@@ -20,6 +19,7 @@ from pagedbatch.planning.rows import RowsFound, read_rows
 from pagedbatch.planning.sizes import Sizes, size_up
 from pagedbatch.planning.verdict import Verdict, judge
 from pagedbatch.sequence import Request
+from pagedbatch.settings import RunSettings
 from pagedbatch.stats.wording import plural
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pagedbatch.job.settings import RunSettings
+from pagedbatch.settings import RunSettings
 
 if TYPE_CHECKING:
     from pagedbatch.model.loader import ModelDefaults

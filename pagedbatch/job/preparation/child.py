@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pagedbatch import preparation_steps as steps
 from pagedbatch.errors import RowError
 from pagedbatch.job.feeder import Preparer
-from pagedbatch.job.preparation import steps
 from pagedbatch.job.preparation.board import Board
 from pagedbatch.job.preparation.limits import RowLimits
 from pagedbatch.job.preparation.links import ChildEnd, Frame

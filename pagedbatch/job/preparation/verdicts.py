@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pagedbatch.job.preparation.board import Progress
 from pagedbatch.job.preparation.limits import RowLimits
-from pagedbatch.job.preparation.steps import CHAT_TEMPLATE, READING
+from pagedbatch.preparation_steps import CHAT_TEMPLATE, READING
 
 #: Exit code of a process that had no memory left for a row.
 EXIT_MEMORY = 75

@@ -16,10 +16,10 @@ import ray
 from ray.exceptions import AuthenticationError
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.settings import RunSettings
 from pagedbatch.job.workers.places import Workplaces, place_workers
 from pagedbatch.job.workers.plan import Share
 from pagedbatch.job.workers.scratch import scratch_folder
+from pagedbatch.settings import RunSettings
 from pagedbatch.wording import first_line
 
 #: What is between the processes at a time is groups of rows and their answers: small things.

@@ -24,10 +24,10 @@ from pagedbatch.job.loop import RowLoop
 from pagedbatch.job.one_process import WINDOW
 from pagedbatch.job.preparation.preparation import Preparation
 from pagedbatch.job.rows import Row
-from pagedbatch.job.settings import RunSettings
 from pagedbatch.job.startup import DeviceSide, new_account
 from pagedbatch.job.workers.ledger import MOST_TRIES
 from pagedbatch.outputs import StepSnapshot
+from pagedbatch.settings import RunSettings
 from pagedbatch.stats.memory import MemoryAccount
 
 SNAPSHOT_SECONDS = 0.25

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.settings import RunSettings
 from pagedbatch.job.workers.plan import Share
+from pagedbatch.settings import RunSettings
 
 
 @dataclass(frozen=True, slots=True)

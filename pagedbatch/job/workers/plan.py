@@ -13,9 +13,9 @@ from pagedbatch.job.opening import preparation_of
 from pagedbatch.job.preparation.notices import Notices
 from pagedbatch.job.preparation.preparation import Preparation
 from pagedbatch.job.records import RecordWriter
-from pagedbatch.job.settings import RunSettings
 from pagedbatch.job.startup import DeviceSide, TextSide, open_device_side, open_text_side
 from pagedbatch.job.workers.group_runner import Book, GroupRunner
+from pagedbatch.settings import RunSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from typing import Any, Literal
 from pagedbatch.config import PreemptionMode
 from pagedbatch.errors import ParamError, UsageError
 from pagedbatch.job.csv_rows import DELIMITERS
-from pagedbatch.job.shard import Shard
 from pagedbatch.params import READERS as GENERATION_READERS
 from pagedbatch.params import GenerationParams, resolve
+from pagedbatch.shard import Shard
 
 Origin = Literal["command line", "recipe", "model", "default"]
 
