@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedbatch.engine.catalog import CatalogConstraint, CatalogState, TokenTrie, pack
+from pagedbatch.constraints.catalog import CatalogConstraint, CatalogState, TokenTrie, pack
 
 ENDS = (90, 91)
 

@@ -20,7 +20,7 @@ from fake_runs import FakeRun, fake_run
 from fake_runs import request as fake_request
 from models import EOS, code_model
 
-from pagedbatch.engine.catalog import CatalogConstraint, TokenTrie, pack
+from pagedbatch.constraints.catalog import CatalogConstraint, TokenTrie, pack
 from pagedbatch.engine.engine import NO_OUTPUT
 from pagedbatch.outputs import CompletionOutput
 from pagedbatch.params import GenerationParams

@@ -12,9 +12,9 @@ from engines import tokenizer
 from models import EOS, EOT
 
 from pagedbatch.constraint import Constraint
+from pagedbatch.constraints.build import CatalogSource, ConstraintBuilder, GrammarSource, read_run_constraint
+from pagedbatch.constraints.catalog_source import read_catalog
 from pagedbatch.errors import RowError, UsageError
-from pagedbatch.job.catalogs import read_catalog
-from pagedbatch.job.constraints import CatalogSource, ConstraintBuilder, GrammarSource, read_run_constraint
 from pagedbatch.job.prompts import ModelLimits, PromptBuilder
 from pagedbatch.job.rows import RawRow, place_row
 from pagedbatch.params import GenerationParams

@@ -12,8 +12,8 @@ import pytest
 from engines import paged_model, tokenizer
 from models import EOS, EOT, SPECIAL_TOKENS
 
+from pagedbatch.constraints.grammar import GrammarCompiler, GrammarState
 from pagedbatch.errors import RowError, RunError
-from pagedbatch.model.grammar import GrammarCompiler, GrammarState
 
 pytest.importorskip("xgrammar", reason="xgrammar is not installed")
 

@@ -55,7 +55,7 @@ PARSERS: dict[tuple[str, str], Callable[[str], bool]] = {
 @cache
 def grammar(path: Path, kind: Any, text: str) -> Constraint:
     pytest.importorskip("xgrammar", reason="xgrammar is not installed")
-    from pagedbatch.model.grammar import GrammarCompiler
+    from pagedbatch.constraints.grammar import GrammarCompiler
 
     ends = tuple(sorted(ends_of(path)))
     vocab_size = paged_model(path).defaults.vocab_size

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from engines import paged_model, tokenizer
 
-from pagedbatch.job.json_schema import unheld_part
+from pagedbatch.constraints.json_schema import unheld_part
 
 #: Schema, the part that is not held to, a value against the schema that xgrammar 0.2.9 lets through.
 UNHELD: list[tuple[dict[str, Any], str, Any]] = [

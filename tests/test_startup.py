@@ -20,7 +20,7 @@ from pagedbatch.settings import merge
 #: (torch._dynamo, triton, Pillow where it is installed) is not ours to leave out.
 UNUSED = (
     "datasets", "gguf", "matplotlib", "pandas", "pyarrow", "ray", "xgrammar", "torch._inductor.compile_fx",
-    "pagedbatch.engine.catalog", "pagedbatch.model.grammar", "pagedbatch_kernels.triton_backend",
+    "pagedbatch.constraints.catalog", "pagedbatch.constraints.grammar", "pagedbatch_kernels.triton_backend",
 )  # fmt: skip
 
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedbatch.constraint import AllowedIds, AllowedMask
-from pagedbatch.engine.catalog import CatalogConstraint, TokenTrie, pack
-from pagedbatch.engine.thinking import TagMatcher, ThinkingConstraint
+from pagedbatch.constraints.catalog import CatalogConstraint, TokenTrie, pack
+from pagedbatch.constraints.thinking import TagMatcher, ThinkingConstraint
 from pagedbatch.sequence import Request
 
 #: Tags of one token and of several, in a vocabulary of eleven.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pagedbatch.job.constraints import CatalogSource, ConstraintSource, GrammarSource
+from pagedbatch.constraints.build import CatalogSource, ConstraintSource, GrammarSource
 from pagedbatch.job.preparation.transfer import RequestReceiver, RequestSender
 from pagedbatch.job.prompts import ModelLimits, PromptBuilder
 from pagedbatch.job.rows import RawRow, place_row
@@ -130,7 +130,7 @@ def test_a_grammar_allows_the_same_on_the_other_side(
 ) -> None:
     """Sent as it was compiled, and compiled there again."""
     pytest.importorskip("xgrammar")
-    monkeypatch.setattr("pagedbatch.model.grammar._QUICK_SECONDS", quick_seconds)
+    monkeypatch.setattr("pagedbatch.constraints.grammar._QUICK_SECONDS", quick_seconds)
     sides = Sides(tokenizer)
     for seed in range(10):
         sent, received = sides.cross(prompt="a", **fields)
@@ -141,7 +141,7 @@ def test_a_grammar_allows_the_same_on_the_other_side(
 
 def test_the_runs_own_grammar_does_not_cross(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("xgrammar")
-    monkeypatch.setattr("pagedbatch.model.grammar._QUICK_SECONDS", 0.0)
+    monkeypatch.setattr("pagedbatch.constraints.grammar._QUICK_SECONDS", 0.0)
     sides = Sides(tokenizer, GrammarSource("regex", "[a-f]+", "--regex"))
     sent, received = sides.cross(prompt="a")
     assert walk(sent, 0) == walk(received, 0)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
+from pagedbatch.constraints.build import ConstraintBuilder
 from pagedbatch.errors import RowError
-from pagedbatch.job.constraints import ConstraintBuilder
 from pagedbatch.job.keep import KeptColumns
 from pagedbatch.job.openai_batch import check_model
 from pagedbatch.job.prompts import PromptBuilder

@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, 
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
+from pagedbatch.constraints.build import ConstraintSource
 from pagedbatch.errors import PagedBatchError, RunError, UsageError
 from pagedbatch.fingerprint import model_fingerprint
 from pagedbatch.job.answers import Answer, AnswerWriter
-from pagedbatch.job.constraints import ConstraintSource
 from pagedbatch.job.finish import EXIT_ROWS_FAILED, clear_leftovers, read_stats, write_output, write_stats
 from pagedbatch.job.first_start import first_start
 from pagedbatch.job.hub import go_offline_if_needed

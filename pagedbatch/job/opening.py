@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pagedbatch.constraints.build import ConstraintSource, read_run_constraint
 from pagedbatch.job.checks import check_columns, check_every_row
 from pagedbatch.job.columns import ColumnWatch
-from pagedbatch.job.constraints import ConstraintSource, read_run_constraint
 from pagedbatch.job.feeder import Preparer
 from pagedbatch.job.keep import KeptColumns
 from pagedbatch.job.preparation.limits import RowLimits

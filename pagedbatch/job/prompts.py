@@ -13,17 +13,17 @@ from datetime import datetime
 from typing import Any
 
 from pagedbatch.constraint import Constraint
+from pagedbatch.constraints.build import ConstraintBuilder, ConstraintSource, fit_to_constraint
+from pagedbatch.constraints.thinking_tags import ThinkingRules
 from pagedbatch.errors import ParamError, RowError, UsageError
 from pagedbatch.job.chat_messages import checked_messages
 from pagedbatch.job.chat_options import ChatOptions, refuse_chat_options
 from pagedbatch.job.chat_template import ChatTemplate
-from pagedbatch.job.constraints import ConstraintBuilder, ConstraintSource, fit_to_constraint
 from pagedbatch.job.encoder import PromptEncoder
 from pagedbatch.job.field_table import PLACE_FIELDS, PROMPT_FIELDS
 from pagedbatch.job.openai_batch import plain_fields
 from pagedbatch.job.row_fields import read_fields
 from pagedbatch.job.rows import Row, id_hash, look_up
-from pagedbatch.job.thinking import ThinkingRules
 from pagedbatch.params import READERS, GenerationParams, resolve
 from pagedbatch.readers import INT64, BadWord, integer
 from pagedbatch.sequence import Request

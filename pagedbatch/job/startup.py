@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pagedbatch.config import EngineConfig
+from pagedbatch.constraints.build import ConstraintSource
 from pagedbatch.engine.engine import Engine
 from pagedbatch.engine.stopping import Detokenize
 from pagedbatch.errors import ParamError, RowError, UsageError
 from pagedbatch.job.chat_template import ChatTemplate
-from pagedbatch.job.constraints import ConstraintSource
 from pagedbatch.job.prompts import ModelLimits, PromptBuilder
 from pagedbatch.params import GenerationParams, resolve
 from pagedbatch.settings import RunSettings

@@ -135,7 +135,7 @@ class RequestReceiver:
         return Request(**{**values, "params": params})
 
     def trie(self, key: int, packed: Any) -> Any:
-        from pagedbatch.engine.catalog import TokenTrie
+        from pagedbatch.constraints.catalog import TokenTrie
 
         return self._part(key, packed, self._tries, lambda fields: TokenTrie(*fields))
 

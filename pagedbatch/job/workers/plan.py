@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from pagedbatch.constraints.build import ConstraintSource
 from pagedbatch.job.answers import AnswerWriter
-from pagedbatch.job.constraints import ConstraintSource
 from pagedbatch.job.hub import go_offline_if_needed
 from pagedbatch.job.opening import preparation_of
 from pagedbatch.job.preparation.notices import Notices

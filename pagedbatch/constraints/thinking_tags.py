@@ -17,7 +17,7 @@ from pagedbatch.sequence import Thinking
 from pagedbatch.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
-    from pagedbatch.engine.thinking import TagMatcher
+    from pagedbatch.constraints.thinking import TagMatcher
 
 #: Opening and closing tags, from the models' chat templates and cards.
 KNOWN_TAGS = (
@@ -93,7 +93,7 @@ class ThinkingRules:
         """
         if part is None or params.thinking_budget is None:
             return make_answer(params)
-        from pagedbatch.engine.thinking import ThinkingConstraint
+        from pagedbatch.constraints.thinking import ThinkingConstraint
 
         opening, closing = self._matchers
         ends = tuple(sorted(self._eos_token_ids | set(params.stop_token_ids)))
@@ -130,7 +130,7 @@ class ThinkingRules:
         return self._matcher(self._tags.opening), self._matcher(self._tags.closing)
 
     def _matcher(self, text: str) -> TagMatcher:
-        from pagedbatch.engine.thinking import TagMatcher
+        from pagedbatch.constraints.thinking import TagMatcher
 
         tag = text.encode()
         token_ids: tuple[int, ...] = tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])

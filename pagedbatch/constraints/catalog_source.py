@@ -13,7 +13,7 @@ from pagedbatch.job.rows import is_unicode
 from pagedbatch.wording import short
 
 if TYPE_CHECKING:
-    from pagedbatch.engine.catalog import TokenTrie
+    from pagedbatch.constraints.catalog import TokenTrie
 
 #: A text, or the token ids of one.
 Item = str | list[int]
@@ -79,12 +79,12 @@ class CatalogEncoder:
         Raises:
             RowError: an item has a token that the model lacks, or one that ends an output.
         """
-        from pagedbatch.engine.catalog import TokenTrie
+        from pagedbatch.constraints.catalog import TokenTrie
 
         return TokenTrie.build(self._packed(items, place))
 
     def _packed(self, items: Sequence[Item], place: Callable[[int], str]) -> Iterator[bytes]:
-        from pagedbatch.engine.catalog import pack
+        from pagedbatch.constraints.catalog import pack
 
         for start in range(0, len(items), _ITEMS_AT_ONCE):
             chunk = items[start : start + _ITEMS_AT_ONCE]

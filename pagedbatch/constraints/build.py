@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pagedbatch.constraint import Constraint
+from pagedbatch.constraints.catalog_source import CatalogEncoder, Item, check_items, read_catalog
+from pagedbatch.constraints.json_schema import unheld_part
 from pagedbatch.errors import RowError, UsageError
-from pagedbatch.job.catalogs import CatalogEncoder, Item, check_items, read_catalog
 from pagedbatch.job.field_table import CONSTRAINT_FIELDS
-from pagedbatch.job.json_schema import unheld_part
 from pagedbatch.params import GenerationParams
 from pagedbatch.preparation_steps import not_counted, step
 from pagedbatch.wording import short
 
 if TYPE_CHECKING:
-    from pagedbatch.engine.catalog import TokenTrie
-    from pagedbatch.model.grammar import CompiledGrammar, GrammarCompiler, GrammarKind, PackedGrammar
+    from pagedbatch.constraints.catalog import TokenTrie
+    from pagedbatch.constraints.grammar import CompiledGrammar, GrammarCompiler, GrammarKind, PackedGrammar
     from pagedbatch.settings import RunSettings
 
 #: Tries of rows that are kept: rows that list the same outputs share one.
@@ -187,7 +187,7 @@ class ConstraintBuilder:
         return self._grammar(source, end_token_ids)
 
     def _catalog(self, source: CatalogSource, end_token_ids: tuple[int, ...], params: GenerationParams) -> Constraint:
-        from pagedbatch.engine.catalog import CatalogConstraint
+        from pagedbatch.constraints.catalog import CatalogConstraint
 
         trie = self._trie(source)
         inside = trie.uses_any_of(params.stop_token_ids)
@@ -225,7 +225,7 @@ class ConstraintBuilder:
 
     def _grammar_compiler(self) -> GrammarCompiler:
         if self._compiler is None:
-            from pagedbatch.model.grammar import GrammarCompiler
+            from pagedbatch.constraints.grammar import GrammarCompiler
 
             with not_counted():
                 self._compiler = GrammarCompiler(self._tokenizer, self._vocab_size, self._eos_token_ids)
