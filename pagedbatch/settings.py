@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pagedbatch.config import PreemptionMode
 from pagedbatch.errors import ParamError, UsageError
-from pagedbatch.job.csv_rows import DELIMITERS
+from pagedbatch.input.files.csv_rows import DELIMITERS
 from pagedbatch.params import READERS as GENERATION_READERS
 from pagedbatch.params import GenerationParams, resolve
 from pagedbatch.shard import Shard

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pagedbatch.errors import RowError
-from pagedbatch.job.chat_messages import checked_messages, with_arguments_as_text, without_nulls
-from pagedbatch.job.chat_options import ChatOptions
+from pagedbatch.input.chat.messages import checked_messages, with_arguments_as_text, without_nulls
+from pagedbatch.input.chat.options import ChatOptions
 from pagedbatch.params import GenerationParams, resolve
 
 CALLED = {"role": "assistant", "content": "x"}

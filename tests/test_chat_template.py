@@ -11,9 +11,9 @@ import chat_templates
 import pytest
 
 from pagedbatch.errors import RowError, UsageError
-from pagedbatch.job.chat_messages import checked_messages
-from pagedbatch.job.chat_options import ChatOptions
-from pagedbatch.job.chat_template import ChatTemplate
+from pagedbatch.input.chat.messages import checked_messages
+from pagedbatch.input.chat.options import ChatOptions
+from pagedbatch.input.chat.template import ChatTemplate
 
 NOW = datetime(2024, 2, 29, 13, 5)
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}}

@@ -14,13 +14,13 @@ from test_row_fields import KEYS, VALUES
 from tiny_job import SilentView, without_model
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.columns import ColumnWatch
-from pagedbatch.job.field_table import KNOWN, LACKED
+from pagedbatch.input.fields.columns import ColumnWatch
+from pagedbatch.input.fields.field_table import KNOWN, LACKED
+from pagedbatch.input.fields.near_names import is_one_edit_away, nearest_option
+from pagedbatch.input.fields.row_fields import read_fields
+from pagedbatch.input.reader import open_source
+from pagedbatch.input.row import RawRow, place_row
 from pagedbatch.job.job import JobResult, Ui, run_job
-from pagedbatch.job.near_names import is_one_edit_away, nearest_option
-from pagedbatch.job.reader import open_source
-from pagedbatch.job.row_fields import read_fields
-from pagedbatch.job.rows import RawRow, place_row
 from pagedbatch.settings import merge
 
 

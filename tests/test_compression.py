@@ -13,9 +13,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagedbatch.job import zstd
-from pagedbatch.job.compression import open_stream
-from pagedbatch.job.reader import ReadOptions, open_source
+from pagedbatch.input.files import zstd
+from pagedbatch.input.files.compression import open_stream
+from pagedbatch.input.reader import ReadOptions, open_source
 
 _SKIPPABLE = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"notes"
 _MIB = 1 << 20

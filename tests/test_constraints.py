@@ -15,8 +15,8 @@ from pagedbatch.constraint import Constraint
 from pagedbatch.constraints.build import CatalogSource, ConstraintBuilder, GrammarSource, read_run_constraint
 from pagedbatch.constraints.catalog_source import read_catalog
 from pagedbatch.errors import RowError, UsageError
-from pagedbatch.job.prompts import ModelLimits, PromptBuilder
-from pagedbatch.job.rows import RawRow, place_row
+from pagedbatch.input.requests import ModelLimits, PromptBuilder
+from pagedbatch.input.row import RawRow, place_row
 from pagedbatch.params import GenerationParams
 from pagedbatch.settings import RunSettings, merge
 

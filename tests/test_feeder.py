@@ -8,7 +8,7 @@ from itertools import count, islice
 
 import pytest
 
-from pagedbatch.job.feeder import ReadAhead
+from pagedbatch.input.prefetch import ReadAhead
 
 
 @pytest.mark.parametrize("num_items", [0, 1, 15, 16, 17, 1000])

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job import csv_rows, json_values
-from pagedbatch.job.json_values import read_array, read_objects
-from pagedbatch.job.reader import MAX_LINE_BYTES, ReadOptions, Source, open_source, survey
-from pagedbatch.job.rows import RawRow, Row
+from pagedbatch.input.files import csv_rows, json_values
+from pagedbatch.input.files.json_values import read_array, read_objects
+from pagedbatch.input.reader import MAX_LINE_BYTES, ReadOptions, Source, open_source, survey
+from pagedbatch.input.row import RawRow, Row
 
 ROWS: list[dict[str, Any]] = [{"id": "a", "prompt": 'x]},"[{\n\\'}, {"prompt": "y", "meta": {"a": [1, {"b": []}]}}]
 

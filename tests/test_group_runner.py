@@ -10,12 +10,12 @@ import pytest
 from tiny_job import EchoRunner, device_side, text_side
 
 from pagedbatch.errors import RunError
+from pagedbatch.input.kept_columns import KeptColumns
+from pagedbatch.input.prefetch import Preparer
+from pagedbatch.input.preparation.preparation import InThisProcess
+from pagedbatch.input.row import RawRow, Row, place_row
 from pagedbatch.job.answers import Answer, AnswerWriter
-from pagedbatch.job.feeder import Preparer
-from pagedbatch.job.keep import KeptColumns
-from pagedbatch.job.preparation.preparation import InThisProcess
 from pagedbatch.job.records import RecordWriter
-from pagedbatch.job.rows import RawRow, Row, place_row
 from pagedbatch.job.workers.group_runner import GroupRunner
 from pagedbatch.job.workers.ledger import MOST_TRIES, Ledger
 from pagedbatch.outputs import ModelRunnerOutput, SchedulerOutput, StepSnapshot

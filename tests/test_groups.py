@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pagedbatch.input.row import Row
 from pagedbatch.job.answers import Answer
-from pagedbatch.job.rows import Row
 from pagedbatch.job.workers.groups import GroupAnswers, choose_sizes, groups, pack, unpack_answers, unpack_rows
 
 

@@ -190,7 +190,7 @@ def test_odd_names_are_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n
 
 @pytest.mark.parametrize("name", ["a\0b.jsonl", "a\0b", "x" * 300 + ".jsonl", "x" * 5000])
 def test_odd_inputs_are_a_line(tmp_path: Path, name: str) -> None:
-    from pagedbatch.job.reader import open_source
+    from pagedbatch.input.reader import open_source
 
     with pytest.raises(UsageError) as refused:
         open_source(name)

@@ -279,7 +279,7 @@ def test_a_run_that_does_not_start_leaves_nothing(letters: Workplace) -> None:
 
 
 def test_only_a_window_of_rows_is_read_ahead(letters: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pagedbatch.job.reader import Source
+    from pagedbatch.input.reader import Source
 
     letters.write([{"prompt": "zz"} for _ in range(60)])
     rows = Source.rows

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pagedbatch.errors import RowError
-from pagedbatch.job.keep import KeptColumns, strict_json
+from pagedbatch.input.kept_columns import KeptColumns, strict_json
 
 ROW = {"id": 1, "meta": {"level": 3, "tags": ["x"]}, "a.b": "dot", "text": "é\u2028"}
 

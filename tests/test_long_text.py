@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pagedbatch.errors import RowError
-from pagedbatch.job.prompts import ModelLimits, PromptBuilder
-from pagedbatch.job.rows import RawRow, place_row
+from pagedbatch.input.requests import ModelLimits, PromptBuilder
+from pagedbatch.input.row import RawRow, place_row
 from pagedbatch.sequence import Request
 
 LIMIT = 64

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from pagedbatch.errors import RowError
-from pagedbatch.job.job import Ui, run_job
-from pagedbatch.job.openai_batch import (
+from pagedbatch.input.openai_batch import (
     CHAT_URL,
     COMPLETIONS_URL,
     check_model,
@@ -18,6 +17,7 @@ from pagedbatch.job.openai_batch import (
     is_batch_row,
     plain_fields,
 )
+from pagedbatch.job.job import Ui, run_job
 from pagedbatch.settings import merge
 
 HI = [{"role": "user", "content": "hi"}]

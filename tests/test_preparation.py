@@ -12,13 +12,13 @@ import pytest
 from tiny_job import ByteTokenizer
 
 from pagedbatch.errors import RowError
-from pagedbatch.job.feeder import Prepared, Preparer
-from pagedbatch.job.keep import KeptColumns
-from pagedbatch.job.preparation.bounded import BoundedPreparation
-from pagedbatch.job.preparation.limits import RowLimits
-from pagedbatch.job.preparation.notices import Notices
-from pagedbatch.job.prompts import ModelLimits, PromptBuilder
-from pagedbatch.job.rows import RawRow, Row, place_row
+from pagedbatch.input.kept_columns import KeptColumns
+from pagedbatch.input.prefetch import Prepared, Preparer
+from pagedbatch.input.preparation.bounded import BoundedPreparation
+from pagedbatch.input.preparation.limits import RowLimits
+from pagedbatch.input.preparation.notices import Notices
+from pagedbatch.input.requests import ModelLimits, PromptBuilder
+from pagedbatch.input.row import RawRow, Row, place_row
 from pagedbatch.preparation_steps import CHAT_TEMPLATE, step
 from pagedbatch.sequence import Request
 

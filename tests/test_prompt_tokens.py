@@ -13,8 +13,8 @@ from test_job import View, Workplace
 from tokenizers import processors
 
 from pagedbatch.errors import RowError, UsageError
-from pagedbatch.job.prompts import ModelLimits, PromptBuilder
-from pagedbatch.job.rows import RawRow, place_row
+from pagedbatch.input.requests import ModelLimits, PromptBuilder
+from pagedbatch.input.row import RawRow, place_row
 
 VOCAB_SIZE = 272  # of which the tokenizer has 260
 BEYOND = "the prompt holds '<image>', token id 272, which this model lacks: its embedding table has 272 rows"

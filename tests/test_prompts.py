@@ -10,8 +10,8 @@ import pytest
 from models import BOS
 
 from pagedbatch.errors import RowError, UsageError
-from pagedbatch.job.prompts import ModelLimits, PromptBuilder, template_fields
-from pagedbatch.job.rows import RawRow, place_row
+from pagedbatch.input.requests import ModelLimits, PromptBuilder, template_fields
+from pagedbatch.input.row import RawRow, place_row
 from pagedbatch.sequence import Request
 
 LIMIT = 40

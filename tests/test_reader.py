@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.jsonl import read_jsonl
-from pagedbatch.job.reader import MAX_LINE_BYTES, ReadOptions, open_source, survey
-from pagedbatch.job.rows import RawRow, id_hash
+from pagedbatch.input.files.jsonl import read_jsonl
+from pagedbatch.input.reader import MAX_LINE_BYTES, ReadOptions, open_source, survey
+from pagedbatch.input.row import RawRow, id_hash
 
 ROWS = [{"id": "a", "prompt": "one"}, {"id": 2, "prompt": "zwei: é中文😀\u2028\x85"}]
 PLAIN = b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in ROWS)
@@ -369,7 +369,7 @@ def test_duplicate_ids_are_refused_by_their_lines(tmp_path: Path) -> None:
 
 
 def test_equal_hashes_of_different_ids_are_no_duplicates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagedbatch.job.reader.id_hash", lambda _: 7)
+    monkeypatch.setattr("pagedbatch.input.reader.id_hash", lambda _: 7)
     _, found = _survey(tmp_path, ["a", "b", 1, "1"])
     assert found.num_rows == 4
 

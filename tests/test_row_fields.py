@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from transformers import GenerationConfig
 
 from pagedbatch.errors import RowError
-from pagedbatch.job.field_table import BUNDLES, HARMLESS, KNOWN, LACKED, OPTIONS, SYNONYMS
-from pagedbatch.job.openai_batch import CHAT_URL, plain_fields
-from pagedbatch.job.prompts import ModelLimits, PromptBuilder
-from pagedbatch.job.row_fields import read_fields
-from pagedbatch.job.rows import RawRow, place_row
+from pagedbatch.input.fields.field_table import BUNDLES, HARMLESS, KNOWN, LACKED, OPTIONS, SYNONYMS
+from pagedbatch.input.fields.row_fields import read_fields
+from pagedbatch.input.openai_batch import CHAT_URL, plain_fields
+from pagedbatch.input.requests import ModelLimits, PromptBuilder
+from pagedbatch.input.row import RawRow, place_row
 from pagedbatch.params import GenerationParams
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

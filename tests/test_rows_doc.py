@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pagedbatch.job.field_table import (
+from pagedbatch.input.fields.field_table import (
     BUNDLES,
     CHAT_FIELDS,
     CONSTRAINT_FIELDS,

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from tiny_job import SilentView, without_model
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job import jsonl
+from pagedbatch.input.files import jsonl
+from pagedbatch.input.reader import ReadOptions, open_source
 from pagedbatch.job.job import JobResult, Ui, run_job
-from pagedbatch.job.reader import ReadOptions, open_source
 from pagedbatch.settings import merge
 from pagedbatch.shard import Shard, name_rows
 

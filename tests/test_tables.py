@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.reader import ReadOptions, Row, open_source, survey
+from pagedbatch.input.reader import ReadOptions, Row, open_source, survey
 
 
 def write(folder: Path, table: Any, **options: Any) -> Path:

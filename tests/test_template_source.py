@@ -10,7 +10,7 @@ import pytest
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from pagedbatch.job.template_source import reads, variables_of, with_clock
+from pagedbatch.input.chat.template_source import reads, variables_of, with_clock
 
 NOW = datetime(2024, 2, 9, 7, 5, 3)
 

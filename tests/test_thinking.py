@@ -12,8 +12,8 @@ from test_openai_logprobs import run
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from pagedbatch.errors import RowError, UsageError
-from pagedbatch.job.prompts import ModelLimits, PromptBuilder
-from pagedbatch.job.reader import Row
+from pagedbatch.input.reader import Row
+from pagedbatch.input.requests import ModelLimits, PromptBuilder
 
 TURNS = "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<eot>{% endfor %}"
 #: The prompt opens the part, as DeepSeek-R1's template does; or leaves it to the model, as Qwen3's.

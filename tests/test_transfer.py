@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pagedbatch.constraints.build import CatalogSource, ConstraintSource, GrammarSource
-from pagedbatch.job.preparation.transfer import RequestReceiver, RequestSender
-from pagedbatch.job.prompts import ModelLimits, PromptBuilder
-from pagedbatch.job.rows import RawRow, place_row
+from pagedbatch.input.preparation.transfer import RequestReceiver, RequestSender
+from pagedbatch.input.requests import ModelLimits, PromptBuilder
+from pagedbatch.input.row import RawRow, place_row
 from pagedbatch.sequence import Request
 
 END = 2

@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from pagedbatch.job.preparation.board import Board, Progress
-from pagedbatch.job.preparation.limits import RowLimits
-from pagedbatch.job.preparation.verdicts import EXIT_MEMORY, TIME_SIGNAL, Ending, Verdicts
+from pagedbatch.input.preparation.board import Board, Progress
+from pagedbatch.input.preparation.limits import RowLimits
+from pagedbatch.input.preparation.verdicts import EXIT_MEMORY, TIME_SIGNAL, Ending, Verdicts
 from pagedbatch.preparation_steps import CHAT_TEMPLATE
 
 TIMED_OUT = -TIME_SIGNAL

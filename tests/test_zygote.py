@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from pagedbatch.job.preparation.links import ChildEnd, Frame
-from pagedbatch.job.preparation.zygote import ForkedChild, Zygote
+from pagedbatch.input.preparation.links import ChildEnd, Frame
+from pagedbatch.input.preparation.zygote import ForkedChild, Zygote
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nothing is forked there")
 
 #: Says the numbers of itself, its zygote and a child that is busy for ever, and waits to be killed.
 PARENT = """
 import sys, time
-from pagedbatch.job.preparation.zygote import Zygote
+from pagedbatch.input.preparation.zygote import Zygote
 
 def serve(end):
     end.send(end.receive())
@@ -27,7 +27,7 @@ def serve(end):
         pass
 
 def main():
-    from pagedbatch.job.preparation.links import Frame
+    from pagedbatch.input.preparation.links import Frame
     zygote = Zygote(serve)
     child = zygote.fork()
     child.link.send(Frame(b"x", b""))

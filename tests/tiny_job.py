@@ -11,7 +11,7 @@ import pytest
 
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
-from pagedbatch.job.prompts import ModelLimits, PromptBuilder
+from pagedbatch.input.requests import ModelLimits, PromptBuilder
 from pagedbatch.job.startup import DeviceSide, TextSide
 from pagedbatch.outputs import ModelRunnerOutput, SampleResult, SchedulerOutput
 from pagedbatch.settings import RunSettings

@@ -13,8 +13,8 @@ import pytest
 from tiny_job import EchoRunner, device_side, text_side, without_model
 
 from pagedbatch.errors import UsageError
+from pagedbatch.input.preparation.notices import Notices
 from pagedbatch.job.opening import preparation_of
-from pagedbatch.job.preparation.notices import Notices
 from pagedbatch.job.workers.plan import EnginePlan, OpenedEngine, Share
 from pagedbatch.outputs import ModelRunnerOutput, SchedulerOutput
 

@@ -15,7 +15,7 @@ from pagedbatch.bench.dummy import dummy_prompts, make_dummy_model, readable_con
 from pagedbatch.bench.processes import answer
 from pagedbatch.bench.workload import write_prompts
 from pagedbatch.errors import RowError, UsageError
-from pagedbatch.job.reader import open_source
+from pagedbatch.input.reader import open_source
 from pagedbatch.job.startup import TextSide, open_text_side
 from pagedbatch.model.facts import num_parameters
 from pagedbatch.model.loader import choose_device, choose_dtype, load_config

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from pagedbatch.errors import RowError, UsageError
-from pagedbatch.job.field_table import PROMPT_FIELDS
-from pagedbatch.job.openai_batch import plain_fields
-from pagedbatch.job.reader import open_source
+from pagedbatch.input.fields.field_table import PROMPT_FIELDS
+from pagedbatch.input.openai_batch import plain_fields
+from pagedbatch.input.reader import open_source
 
 #: A prompt as a row that `pagedbatch run` reads: one of `PROMPT_FIELDS`.
 Prompt = dict[str, Any]

@@ -32,7 +32,7 @@ def doctor(
     """Tell what this machine can do, and with --model whether that model can run here."""
     from rich.console import Console
 
-    from pagedbatch.job.hub import go_offline_if_needed
+    from pagedbatch.input.hub import go_offline_if_needed
 
     if model is not None:
         go_offline_if_needed(model)

@@ -17,7 +17,7 @@ from pagedbatch.constraint import Constraint
 from pagedbatch.constraints.catalog_source import CatalogEncoder, Item, check_items, read_catalog
 from pagedbatch.constraints.json_schema import unheld_part
 from pagedbatch.errors import RowError, UsageError
-from pagedbatch.job.field_table import CONSTRAINT_FIELDS
+from pagedbatch.input.fields.field_table import CONSTRAINT_FIELDS
 from pagedbatch.params import GenerationParams
 from pagedbatch.preparation_steps import not_counted, step
 from pagedbatch.wording import short

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pagedbatch.errors import RowError, UsageError
-from pagedbatch.job.rows import is_unicode
+from pagedbatch.input.row import is_unicode
 from pagedbatch.wording import short
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagedbatch.job.feeder import Ticket
-from pagedbatch.job.openai_batch import answer
+from pagedbatch.input.openai_batch import answer
+from pagedbatch.input.prefetch import Ticket
 from pagedbatch.job.records import Record, RecordWriter, encode_record, error_record
 from pagedbatch.outputs import RequestOutput
 from pagedbatch.sequence import Request

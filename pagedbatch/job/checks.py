@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.field_table import PROMPT_FIELDS
-from pagedbatch.job.keep import ALL_COLUMNS
-from pagedbatch.job.preparation.preparation import Preparation
-from pagedbatch.job.prompts import template_fields
-from pagedbatch.job.reader import Source, Survey
+from pagedbatch.input.fields.field_table import PROMPT_FIELDS
+from pagedbatch.input.kept_columns import ALL_COLUMNS
+from pagedbatch.input.preparation.preparation import Preparation
+from pagedbatch.input.reader import Source, Survey
+from pagedbatch.input.requests import template_fields
 from pagedbatch.settings import RunSettings
 from pagedbatch.stats.wording import plural
 

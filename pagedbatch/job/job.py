@@ -11,10 +11,11 @@ from typing import Any, Protocol
 from pagedbatch.constraints.build import ConstraintSource
 from pagedbatch.errors import PagedBatchError, RunError, UsageError
 from pagedbatch.fingerprint import model_fingerprint
+from pagedbatch.input.hub import go_offline_if_needed
+from pagedbatch.input.reader import Source, Survey
 from pagedbatch.job.answers import Answer, AnswerWriter
 from pagedbatch.job.finish import EXIT_ROWS_FAILED, clear_leftovers, read_stats, write_output, write_stats
 from pagedbatch.job.first_start import first_start
-from pagedbatch.job.hub import go_offline_if_needed
 from pagedbatch.job.interrupts import EXIT_INTERRUPTED, Interrupts
 from pagedbatch.job.journal import Journal
 from pagedbatch.job.journal_lines import Manifest, ModelIdentity
@@ -22,7 +23,6 @@ from pagedbatch.job.loop import RowsView, Totals
 from pagedbatch.job.one_process import OneProcess
 from pagedbatch.job.opening import OpenedJob, open_input, open_job
 from pagedbatch.job.output import OutputPaths, output_paths
-from pagedbatch.job.reader import Source, Survey
 from pagedbatch.job.records import RecordWriter
 from pagedbatch.job.run_stats import build_stats, describe_settings, versions
 from pagedbatch.job.startup import open_device_side

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from pagedbatch.engine.engine import Engine
 from pagedbatch.errors import PagedBatchError, RunError
+from pagedbatch.input.prefetch import Prepared, Ticket
 from pagedbatch.job.answers import Answer, AnswerWriter
-from pagedbatch.job.feeder import Prepared, Ticket
 from pagedbatch.job.interrupts import Interrupts
 from pagedbatch.outputs import RequestOutput, StepSnapshot
 from pagedbatch.sequence import Request

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pagedbatch.input.prefetch import ReadAhead
+from pagedbatch.input.preparation.preparation import Preparation
 from pagedbatch.job.answers import Answer, AnswerWriter
-from pagedbatch.job.feeder import ReadAhead
 from pagedbatch.job.interrupts import Interrupts
 from pagedbatch.job.loop import RowLoop, RowsView, Totals
-from pagedbatch.job.preparation.preparation import Preparation
 from pagedbatch.job.startup import DeviceSide, new_account
 from pagedbatch.job.unfinished import Unfinished
 from pagedbatch.settings import RunSettings

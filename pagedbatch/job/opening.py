@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pagedbatch.constraints.build import ConstraintSource, read_run_constraint
+from pagedbatch.input.fields.columns import ColumnWatch
+from pagedbatch.input.kept_columns import KeptColumns
+from pagedbatch.input.prefetch import Preparer
+from pagedbatch.input.preparation.limits import RowLimits
+from pagedbatch.input.preparation.notices import Notices
+from pagedbatch.input.preparation.preparation import Preparation, open_preparation
+from pagedbatch.input.reader import ReadOptions, Source, Survey, open_source, survey
 from pagedbatch.job.checks import check_columns, check_every_row
-from pagedbatch.job.columns import ColumnWatch
-from pagedbatch.job.feeder import Preparer
-from pagedbatch.job.keep import KeptColumns
-from pagedbatch.job.preparation.limits import RowLimits
-from pagedbatch.job.preparation.notices import Notices
-from pagedbatch.job.preparation.preparation import Preparation, open_preparation
-from pagedbatch.job.reader import ReadOptions, Source, Survey, open_source, survey
 from pagedbatch.job.startup import TextSide, open_text_side
 from pagedbatch.settings import RunSettings
 from pagedbatch.shard import rows_to_run

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagedbatch.engine.stopping import LENGTH, find_stop_string
+from pagedbatch.input.row import RowId
 from pagedbatch.job.reasoning import split_reasoning
-from pagedbatch.job.rows import RowId
 from pagedbatch.outputs import CompletionOutput, PromptScores, RequestOutput, TopLogprobs
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request, Thinking

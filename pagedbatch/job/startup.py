@@ -11,8 +11,8 @@ from pagedbatch.constraints.build import ConstraintSource
 from pagedbatch.engine.engine import Engine
 from pagedbatch.engine.stopping import Detokenize
 from pagedbatch.errors import ParamError, RowError, UsageError
-from pagedbatch.job.chat_template import ChatTemplate
-from pagedbatch.job.prompts import ModelLimits, PromptBuilder
+from pagedbatch.input.chat.template import ChatTemplate
+from pagedbatch.input.requests import ModelLimits, PromptBuilder
 from pagedbatch.params import GenerationParams, resolve
 from pagedbatch.settings import RunSettings
 from pagedbatch.stats.memory import MemoryAccount

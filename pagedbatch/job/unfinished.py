@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pagedbatch.job.reader import Source
-from pagedbatch.job.rows import Row
+from pagedbatch.input.reader import Source
+from pagedbatch.input.row import Row
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pagedbatch.config import EngineConfig
-from pagedbatch.job.hub import go_offline_if_needed
+from pagedbatch.input.hub import go_offline_if_needed
 from pagedbatch.job.opening import open_input, open_job
 from pagedbatch.job.run_stats import describe_settings, versions
 from pagedbatch.job.startup import engine_config

@@ -40,7 +40,7 @@ def read_trace(path: str, columns: TraceColumns, limit: int | None = None) -> It
     Raises:
         UsageError: the trace can't be read, or a row has no such length; the message names the row.
     """
-    from pagedbatch.job.reader import open_source
+    from pagedbatch.input.reader import open_source
 
     found: TraceColumns | None = None
     groups: dict[Any, int] = {}

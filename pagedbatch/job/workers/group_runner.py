@@ -17,13 +17,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pagedbatch.input.prefetch import Prepared
+from pagedbatch.input.preparation.preparation import Preparation
+from pagedbatch.input.row import Row
 from pagedbatch.job.answers import Answer, AnswerWriter
-from pagedbatch.job.feeder import Prepared
 from pagedbatch.job.interrupts import Interrupts
 from pagedbatch.job.loop import RowLoop
 from pagedbatch.job.one_process import WINDOW
-from pagedbatch.job.preparation.preparation import Preparation
-from pagedbatch.job.rows import Row
 from pagedbatch.job.startup import DeviceSide, new_account
 from pagedbatch.job.workers.ledger import MOST_TRIES
 from pagedbatch.outputs import StepSnapshot

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from pagedbatch.input.row import Row
 from pagedbatch.job.answers import Answer
-from pagedbatch.job.rows import Row
 
 _MOST_ROWS = 64
 #: An input is parted into so many groups a worker at least, so that all end at about the same time.

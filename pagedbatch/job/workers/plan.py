@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagedbatch.constraints.build import ConstraintSource
+from pagedbatch.input.hub import go_offline_if_needed
+from pagedbatch.input.preparation.notices import Notices
+from pagedbatch.input.preparation.preparation import Preparation
 from pagedbatch.job.answers import AnswerWriter
-from pagedbatch.job.hub import go_offline_if_needed
 from pagedbatch.job.opening import preparation_of
-from pagedbatch.job.preparation.notices import Notices
-from pagedbatch.job.preparation.preparation import Preparation
 from pagedbatch.job.records import RecordWriter
 from pagedbatch.job.startup import DeviceSide, TextSide, open_device_side, open_text_side
 from pagedbatch.job.workers.group_runner import Book, GroupRunner

@@ -1,0 +1,1 @@
+"""From files to requests: formats, rows, chat templates, tokens."""

@@ -1,0 +1,1 @@
+"""Chat messages and chat templates."""

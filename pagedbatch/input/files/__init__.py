@@ -1,0 +1,1 @@
+"""File formats: each module yields the rows of one of them."""

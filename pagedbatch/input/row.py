@@ -1,0 +1,118 @@
+"""One row of the input, whatever the file was. Knows nothing about formats, prompts or models."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pagedbatch.input.openai_batch import is_batch_row
+from pagedbatch.wording import short
+
+RowId = int | str
+
+
+@dataclass(frozen=True, slots=True)
+class RawRow:
+    """A row as a format reader found it: its fields, or the reason why there are none.
+
+    `line` is the line of a text file where the row begins, counted from 1; tables have none. `error` does not say where
+    the row is. `readable_id` is what could be made out of the id of a row that is otherwise broken.
+    """
+
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    line: int | None = None
+    error: str | None = None
+    readable_id: RowId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row in its place: `index` counts the rows of the input from 0 and is the key of everything internal.
+
+    `id` is what the user calls the row: given, else the row number; None where a broken row's id can't be read.
+    `error` is the whole message, place included. `from_batch` tells an OpenAI batch row. Columns in `ignored` are data,
+    whatever their names mean elsewhere.
+    """
+
+    index: int
+    id: RowId | None
+    has_own_id: bool
+    fields: Mapping[str, Any]
+    line: int | None = None
+    error: str | None = None
+    from_batch: bool = False
+    ignored: frozenset[str] = frozenset()
+
+    @property
+    def place(self) -> str:
+        """Where the user finds the row."""
+        return describe_place(self.index, self.line)
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The fields that may mean something by their names."""
+        return _without(self.fields, self.ignored)
+
+
+def describe_place(index: int, line: int | None) -> str:
+    return f"row {index}" if line is None else f"line {line}"
+
+
+def place_row(raw: RawRow, index: int, ignored: frozenset[str] = frozenset()) -> Row:
+    """Gives a raw row its index and id; an id of a wrong type makes it an error row."""
+    options = _without(raw.fields, ignored)
+    error, from_batch = raw.error, is_batch_row(options)
+    given = options.get("custom_id" if from_batch else "id")
+    if error is None and (given is not None or from_batch):
+        error = _id_problem("custom_id" if from_batch else "id", given)
+    if error is not None:
+        message = f"{describe_place(index, raw.line)}: {error}"
+        has_id = raw.readable_id is not None
+        return Row(index, raw.readable_id, has_id, raw.fields, raw.line, message, from_batch, ignored)
+    has_id = given is not None
+    return Row(index, given if has_id else index, has_id, raw.fields, raw.line, None, from_batch, ignored)
+
+
+def _without(fields: Mapping[str, Any], ignored: frozenset[str]) -> Mapping[str, Any]:
+    return {name: value for name, value in fields.items() if name not in ignored} if ignored else fields
+
+
+def _id_problem(name: str, value: Any) -> str | None:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        return f"{name} must be an integer or a string, got {short(value)}"
+    if isinstance(value, str) and not is_unicode(value):
+        return f"{name} holds half of a surrogate pair, which is not Unicode text"
+    return None
+
+
+def look_up(fields: Mapping[str, Any], name: str) -> Any:
+    """A column's value; `a.b` is field b of an object in column a, unless a column has that very name.
+
+    Raises:
+        KeyError: the row has no such column.
+    """
+    if name in fields:
+        return fields[name]
+    value: Any = fields
+    for part in name.split("."):
+        if not isinstance(value, Mapping):
+            raise KeyError(name)
+        value = value[part]
+    return value
+
+
+def is_unicode(text: str) -> bool:
+    """Whether `text` can be written as UTF-8: JSON escapes can smuggle in lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def id_hash(row_id: RowId, salt: int = 0) -> int:
+    """A 64-bit number made from a salt and an id. The type counts: 1 and "1" differ."""
+    tag = "s" if isinstance(row_id, str) else "i"
+    return int.from_bytes(hashlib.blake2b(f"{salt}:{tag}:{row_id}".encode(), digest_size=8).digest(), "big")
