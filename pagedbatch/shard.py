@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.journal_lines import Manifest
+from pagedbatch.output.journal_lines import Manifest
 
 _FORM = re.compile(r"(\d{1,9})/(\d{1,9})")
 

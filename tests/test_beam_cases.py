@@ -13,7 +13,7 @@ import torch
 from engines import hf_beams, hf_model, run_engine, tokenizer
 
 from pagedbatch.cli.app import main
-from pagedbatch.job.records import RecordWriter
+from pagedbatch.output.records import RecordWriter
 from pagedbatch.outputs import CompletionOutput
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request

@@ -14,7 +14,7 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from pagedbatch.engine.stopping import StopChecker
-from pagedbatch.job.records import RecordWriter
+from pagedbatch.output.records import RecordWriter
 from pagedbatch.outputs import CompletionOutput, RequestOutput
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request, TokenNode

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedbatch.engine.beam_search import diversify, num_candidates
-from pagedbatch.job.records import RecordWriter
+from pagedbatch.output.records import RecordWriter
 from pagedbatch.outputs import BeamResult, CompletionOutput
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from tiny_job import EchoRunner, SilentView, without_model
 
 from pagedbatch.errors import PagedBatchError, RunError, UsageError
-from pagedbatch.job import journal
 from pagedbatch.job.job import JobResult, Ui, run_job
+from pagedbatch.output import journal
 from pagedbatch.outputs import ModelRunnerOutput, SampleResult, SchedulerOutput
 from pagedbatch.settings import merge
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from pagedbatch.errors import RunError, UsageError
 from pagedbatch.fingerprint import Content, file_content
-from pagedbatch.job.durable import write_atomically
-from pagedbatch.job.journal import Journal, finished_name
-from pagedbatch.job.journal_lines import Manifest, ModelIdentity, seal, unseal
-from pagedbatch.job.output import output_paths
+from pagedbatch.output.durable import write_atomically
+from pagedbatch.output.journal import Journal, finished_name
+from pagedbatch.output.journal_lines import Manifest, ModelIdentity, seal, unseal
+from pagedbatch.output.paths import output_paths
 
 MANIFEST = Manifest(
     input=Content("in.jsonl", 3, ("f00",)),

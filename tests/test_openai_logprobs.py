@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedbatch.job.job import Ui, run_job
-from pagedbatch.job.openai_logprobs import chat_logprobs, completion_logprobs
+from pagedbatch.output.openai_logprobs import chat_logprobs, completion_logprobs
 from pagedbatch.settings import merge
 
 

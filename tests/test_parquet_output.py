@@ -10,7 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from pagedbatch.errors import RunError
-from pagedbatch.job.parquet_output import schema, write_parquet
+from pagedbatch.output.parquet import schema, write_parquet
 
 
 def _token(token_id: int) -> dict[str, Any]:

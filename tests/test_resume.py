@@ -15,7 +15,7 @@ from pyarrow import parquet
 from test_job import View, Workplace
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.parquet_output import schema
+from pagedbatch.output.parquet import schema
 
 
 @pytest.fixture

@@ -208,7 +208,7 @@ def test_a_stop_string_may_be_the_closing_tag(opens: Path, tmp_path: Path, inclu
 def test_parquet_has_the_parts(opens: Path, tmp_path: Path) -> None:
     from pyarrow import parquet
 
-    from pagedbatch.job.parquet_output import write_parquet
+    from pagedbatch.output.parquet import write_parquet
 
     records = run(opens, tmp_path, [{"messages": HI, "max_tokens": 9, "thinking_budget": 3}])
     write_parquet(tmp_path / "out.parquet", (json.dumps(record).encode() for record in records))

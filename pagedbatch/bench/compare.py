@@ -16,7 +16,7 @@ from pagedbatch.bench.ours import run_ours
 from pagedbatch.bench.processes import ask
 from pagedbatch.bench.workload import BenchJob, built_in_prompts, read_prompts, write_prompts
 from pagedbatch.errors import RunError
-from pagedbatch.job.run_stats import versions
+from pagedbatch.output.stats_file import versions
 
 #: The prompts as `pagedbatch run` reads them, in the folder of the sitting.
 _ROWS = "rows.jsonl"

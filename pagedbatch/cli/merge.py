@@ -17,7 +17,7 @@ def merge(
     output: Annotated[str, typer.Option("--output", "-o", show_default=False, help=_OUTPUT_HELP)],
 ) -> int:
     """Put the outputs of `run --shard I/N` together, as if one run had written them."""
-    from pagedbatch.job.merge import merge_parts
+    from pagedbatch.output.merge import merge_parts
     from pagedbatch.stats.wording import plural
 
     merged = merge_parts(parts, output, say)

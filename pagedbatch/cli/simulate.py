@@ -121,7 +121,7 @@ def simulate(
 
     from pagedbatch.cli.simulated_pool import KVShape, num_pool_blocks, pool_shape
     from pagedbatch.config import EngineConfig
-    from pagedbatch.job.durable import write_atomically
+    from pagedbatch.output.durable import write_atomically
     from pagedbatch.simulation.lengths import parse_log_normal
     from pagedbatch.simulation.simulate import simulate
     from pagedbatch.simulation.stats import simulation_stats

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pagedbatch.errors import RowError
 from pagedbatch.input.fields.field_table import OPTIONS, SYNONYMS
 from pagedbatch.input.fields.row_fields import read_fields
-from pagedbatch.job.openai_logprobs import chat_logprobs, completion_logprobs
+from pagedbatch.output.openai_logprobs import chat_logprobs, completion_logprobs
 from pagedbatch.wording import short
 
 CHAT_URL = "/v1/chat/completions"

@@ -13,20 +13,20 @@ from pagedbatch.errors import PagedBatchError, RunError, UsageError
 from pagedbatch.fingerprint import model_fingerprint
 from pagedbatch.input.hub import go_offline_if_needed
 from pagedbatch.input.reader import Source, Survey
-from pagedbatch.job.answers import Answer, AnswerWriter
-from pagedbatch.job.finish import EXIT_ROWS_FAILED, clear_leftovers, read_stats, write_output, write_stats
-from pagedbatch.job.first_start import first_start
 from pagedbatch.job.interrupts import EXIT_INTERRUPTED, Interrupts
-from pagedbatch.job.journal import Journal
-from pagedbatch.job.journal_lines import Manifest, ModelIdentity
 from pagedbatch.job.loop import RowsView, Totals
 from pagedbatch.job.one_process import OneProcess
 from pagedbatch.job.opening import OpenedJob, open_input, open_job
-from pagedbatch.job.output import OutputPaths, output_paths
-from pagedbatch.job.records import RecordWriter
-from pagedbatch.job.run_stats import build_stats, describe_settings, versions
 from pagedbatch.job.startup import open_device_side
 from pagedbatch.job.unfinished import Unfinished
+from pagedbatch.output.finished_row import Answer, AnswerWriter
+from pagedbatch.output.first_start import first_start
+from pagedbatch.output.journal import Journal
+from pagedbatch.output.journal_lines import Manifest, ModelIdentity
+from pagedbatch.output.paths import OutputPaths, output_paths
+from pagedbatch.output.records import RecordWriter
+from pagedbatch.output.stats_file import build_stats, describe_settings, versions
+from pagedbatch.output.write import EXIT_ROWS_FAILED, clear_leftovers, read_stats, write_output, write_stats
 from pagedbatch.params import resolve
 from pagedbatch.settings import RunSettings
 from pagedbatch.shard import describe_shard, shard_settings

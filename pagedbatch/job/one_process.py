@@ -7,11 +7,11 @@ from typing import Any
 
 from pagedbatch.input.prefetch import ReadAhead
 from pagedbatch.input.preparation.preparation import Preparation
-from pagedbatch.job.answers import Answer, AnswerWriter
 from pagedbatch.job.interrupts import Interrupts
 from pagedbatch.job.loop import RowLoop, RowsView, Totals
 from pagedbatch.job.startup import DeviceSide, new_account
 from pagedbatch.job.unfinished import Unfinished
+from pagedbatch.output.finished_row import Answer, AnswerWriter
 from pagedbatch.settings import RunSettings
 from pagedbatch.stats.memory import MemoryAccount
 

@@ -10,8 +10,8 @@ from typing import Any
 from pagedbatch.config import EngineConfig
 from pagedbatch.input.hub import go_offline_if_needed
 from pagedbatch.job.opening import open_input, open_job
-from pagedbatch.job.run_stats import describe_settings, versions
 from pagedbatch.job.startup import engine_config
+from pagedbatch.output.stats_file import describe_settings, versions
 from pagedbatch.planning.advice import Advice, advise, best_block_size, blocks_wanted
 from pagedbatch.planning.forecast import Forecast, ample, by_block_size, forecast
 from pagedbatch.planning.outcomes import suppositions

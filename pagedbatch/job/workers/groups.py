@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from pagedbatch.input.row import Row
-from pagedbatch.job.answers import Answer
+from pagedbatch.output.finished_row import Answer
 
 _MOST_ROWS = 64
 #: An input is parted into so many groups a worker at least, so that all end at about the same time.

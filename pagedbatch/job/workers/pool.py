@@ -16,7 +16,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Self
 
 from pagedbatch.errors import RunError, UsageError
-from pagedbatch.job.answers import Answer
 from pagedbatch.job.interrupts import Interrupts
 from pagedbatch.job.loop import RowsView, Totals
 from pagedbatch.job.unfinished import Unfinished
@@ -24,6 +23,7 @@ from pagedbatch.job.workers.groups import GroupAnswers, choose_sizes
 from pagedbatch.job.workers.ledger import Overview, WorkerHistory
 from pagedbatch.job.workers.plan import EnginePlan
 from pagedbatch.job.workers.silence import Silence
+from pagedbatch.output.finished_row import Answer
 from pagedbatch.stats.memory import MemoryAccount
 from pagedbatch.stats.merged import merge_accounts, sum_snapshots
 from pagedbatch.wording import named

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pagedbatch.errors import RunError
-from pagedbatch.job.durable import replacing
+from pagedbatch.output.durable import replacing
 from pagedbatch.wording import first_line
 
 _ROWS_AT_A_TIME = 1024

@@ -11,7 +11,7 @@ from typing import Any
 
 from pagedbatch.engine.stopping import LENGTH, find_stop_string
 from pagedbatch.input.row import RowId
-from pagedbatch.job.reasoning import split_reasoning
+from pagedbatch.output.reasoning import split_reasoning
 from pagedbatch.outputs import CompletionOutput, PromptScores, RequestOutput, TopLogprobs
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request, Thinking

@@ -12,10 +12,10 @@ from contextlib import suppress
 from typing import Any
 
 from pagedbatch.errors import RunError
-from pagedbatch.job.durable import temporary_name, write_atomically
-from pagedbatch.job.journal import Journal
-from pagedbatch.job.output import OutputPaths
-from pagedbatch.job.parquet_output import write_parquet
+from pagedbatch.output.durable import temporary_name, write_atomically
+from pagedbatch.output.journal import Journal
+from pagedbatch.output.parquet import write_parquet
+from pagedbatch.output.paths import OutputPaths
 from pagedbatch.stats.schema import stats_problem
 
 #: The run is finished, and some of its rows are errors.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pagedbatch.input.openai_batch import answer
 from pagedbatch.input.prefetch import Ticket
-from pagedbatch.job.records import Record, RecordWriter, encode_record, error_record
+from pagedbatch.output.records import Record, RecordWriter, encode_record, error_record
 from pagedbatch.outputs import RequestOutput
 from pagedbatch.sequence import Request
 from pagedbatch.wording import named

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.journal_lines import read_manifest, unseal
-from pagedbatch.job.output import OutputPaths, output_paths
+from pagedbatch.output.journal_lines import read_manifest, unseal
+from pagedbatch.output.paths import OutputPaths, output_paths
 from pagedbatch.shard import Shard, name_rows
 from pagedbatch.stats.schema import part_problem
 from pagedbatch.stats.wording import plural

@@ -6,8 +6,8 @@ import json
 from datetime import datetime
 from pathlib import Path
 
-from pagedbatch.job.journal import finished_name
-from pagedbatch.job.journal_lines import MANIFEST_ROW, Manifest, unseal
+from pagedbatch.output.journal import finished_name
+from pagedbatch.output.journal_lines import MANIFEST_ROW, Manifest, unseal
 
 
 def first_start(journal: Path | None, manifest: Manifest) -> str:

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from pagedbatch.errors import RunError, UsageError
-from pagedbatch.job.durable import sync_folder, write_at
-from pagedbatch.job.journal_lines import (
+from pagedbatch.output.durable import sync_folder, write_at
+from pagedbatch.output.journal_lines import (
     BEGINNING,
     FINISHED_ROW,
     MANIFEST_ROW,
@@ -40,7 +40,7 @@ from pagedbatch.job.journal_lines import (
     seal,
     unseal,
 )
-from pagedbatch.job.locking import open_locked
+from pagedbatch.output.locking import open_locked
 from pagedbatch.stats.wording import plural
 
 #: A power cut loses no more than this: so long, or so many rows, may stand written and not yet on the disk.

@@ -14,10 +14,10 @@ from typing import Any
 
 from pagedbatch.errors import RunError, UsageError
 from pagedbatch.input.openai_batch import answered_row
-from pagedbatch.job.finish import EXIT_ROWS_FAILED, clear_leftovers, write_records, write_stats
-from pagedbatch.job.locking import open_locked
-from pagedbatch.job.output import OutputPaths
-from pagedbatch.job.parts import Part, merged_paths, open_parts
+from pagedbatch.output.locking import open_locked
+from pagedbatch.output.paths import OutputPaths
+from pagedbatch.output.shard_outputs import Part, merged_paths, open_parts
+from pagedbatch.output.write import EXIT_ROWS_FAILED, clear_leftovers, write_records, write_stats
 from pagedbatch.stats.parts import merged_stats
 from pagedbatch.stats.wording import plural
 

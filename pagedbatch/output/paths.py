@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Self
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.durable import temporary_name
-from pagedbatch.job.journal import finished_name
+from pagedbatch.output.durable import temporary_name
+from pagedbatch.output.journal import finished_name
 from pagedbatch.wording import short
 
 

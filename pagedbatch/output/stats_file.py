@@ -9,8 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pagedbatch import __version__
-from pagedbatch.job.journal import Journal
 from pagedbatch.job.loop import Totals
+from pagedbatch.output.journal import Journal
 from pagedbatch.params import READERS, GenerationParams
 from pagedbatch.settings import RunSettings
 from pagedbatch.stats.memory import MemoryAccount
