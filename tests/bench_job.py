@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tiny_job import SilentView, without_model
 
-from pagedbatch.job.job import Ui, run_job
+from pagedbatch.run.job import Ui, run_job
 from pagedbatch.settings import merge
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from tiny_job import SilentView
 from tiny_workers import tiny_workers
 
-from pagedbatch.job.job import Ui, run_job
+from pagedbatch.run.job import Ui, run_job
 from pagedbatch.settings import merge
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from hostile import HEALTHY
 from tiny_job import SilentView
 
-from pagedbatch.job.job import Ui, run_job
+from pagedbatch.run.job import Ui, run_job
 from pagedbatch.settings import merge
 
 Record = dict[str, Any]

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from pagedbatch.cli.progress import make_progress
 from pagedbatch.cli.run import _unescape, run
-from pagedbatch.job.job import Ui, run_job
+from pagedbatch.run.job import Ui, run_job
 from pagedbatch.settings import NAMES, merge
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -196,7 +196,7 @@ def _token_ids(path: Path) -> dict[int, list[list[int]]]:
 def test_a_second_signal_ends_at_once(signals: int, deferred: bool, exit_code: int, out: bytes) -> None:
     code = f"""
 import os, signal
-from pagedbatch.job.interrupts import Interrupts
+from pagedbatch.run.interrupts import Interrupts
 with Interrupts() as interrupts:
     interrupts.deferred = {deferred}
     try:

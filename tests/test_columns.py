@@ -20,7 +20,7 @@ from pagedbatch.input.fields.near_names import is_one_edit_away, nearest_option
 from pagedbatch.input.fields.row_fields import read_fields
 from pagedbatch.input.reader import open_source
 from pagedbatch.input.row import RawRow, place_row
-from pagedbatch.job.job import JobResult, Ui, run_job
+from pagedbatch.run.job import JobResult, Ui, run_job
 from pagedbatch.settings import merge
 
 

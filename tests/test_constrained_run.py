@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.job import Ui, run_job
+from pagedbatch.run.job import Ui, run_job
 from pagedbatch.settings import merge
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TERM": "dumb"}

@@ -18,10 +18,10 @@ from transformers import AutoConfig
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
 from pagedbatch.errors import UsageError
-from pagedbatch.job.job import Ui, run_job
 from pagedbatch.model.context_length import context_length, max_model_len
 from pagedbatch.model.loader import model_defaults
 from pagedbatch.params import GenerationParams
+from pagedbatch.run.job import Ui, run_job
 from pagedbatch.sequence import Request
 from pagedbatch.settings import merge
 

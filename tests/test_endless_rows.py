@@ -15,8 +15,8 @@ import pytest
 from tiny_job import SilentView
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.job import Ui, run_job
-from pagedbatch.job.opening import open_input, open_job
+from pagedbatch.run.job import Ui, run_job
+from pagedbatch.run.open import open_input, open_job
 from pagedbatch.settings import merge
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="rows are prepared in the same process there")

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedbatch.input.row import Row
-from pagedbatch.job.workers.groups import GroupAnswers, choose_sizes, groups, pack, unpack_answers, unpack_rows
 from pagedbatch.output.finished_row import Answer
+from pagedbatch.run.workers.groups import GroupAnswers, choose_sizes, groups, pack, unpack_answers, unpack_rows
 
 
 def rows(count: int) -> list[Row]:

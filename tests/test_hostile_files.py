@@ -14,10 +14,10 @@ from tiny_job import SilentView, without_model
 
 from pagedbatch.errors import UsageError
 from pagedbatch.fingerprint import Content
-from pagedbatch.job.job import Ui, run_job
 from pagedbatch.output.journal import Journal
 from pagedbatch.output.journal_lines import Manifest, ModelIdentity, seal, unseal
 from pagedbatch.output.paths import output_paths
+from pagedbatch.run.job import Ui, run_job
 from pagedbatch.settings import merge
 
 MANIFEST = Manifest(Content("in", 3, ("f00",)), ModelIdentity("M", "abc"), {"seed": 0}, {"pagedbatch": "1"})

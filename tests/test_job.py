@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.job import JobResult, Ui, run_job
 from pagedbatch.outputs import StepSnapshot
+from pagedbatch.run.job import JobResult, Ui, run_job
 from pagedbatch.settings import merge
 
 

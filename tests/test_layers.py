@@ -156,9 +156,9 @@ def test_importing_the_kernels_package_needs_no_device_library() -> None:
         ("pagedbatch.bench.x", "def f():\n    from pagedbatch.bench.generate import measure"),
         ("pagedbatch.bench.x", "import torch"),
         ("pagedbatch_kernels.x", "from pagedbatch import outputs"),
-        ("pagedbatch.job.workers.pool", "def f():\n    import ray"),
-        ("pagedbatch.job.workers.pool", "from pagedbatch.job.workers.dataset import Worker"),
-        ("pagedbatch.job.workers.dataset", "import ray\nfrom pagedbatch.cli.app import main"),
+        ("pagedbatch.run.workers.pool", "def f():\n    import ray"),
+        ("pagedbatch.run.workers.pool", "from pagedbatch.run.workers.ray_dataset import Worker"),
+        ("pagedbatch.run.workers.ray_dataset", "import ray\nfrom pagedbatch.cli.app import main"),
     ],
 )
 def test_a_wrong_import_is_found(module: str, source: str) -> None:
@@ -172,8 +172,8 @@ def test_a_wrong_import_is_found(module: str, source: str) -> None:
         ("pagedbatch.cli.x", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
         ("pagedbatch.model.x", "import torch\nfrom pagedbatch_kernels import reference"),
         ("pagedbatch.engine.x", "from pagedbatch.outputs import BlockCopy\nimport heapq"),
-        ("pagedbatch.job.workers.dataset", "import ray\nimport pyarrow"),
-        ("pagedbatch.job.x", "def f():\n    from pagedbatch.job.workers.dataset import Worker"),
+        ("pagedbatch.run.workers.ray_dataset", "import ray\nimport pyarrow"),
+        ("pagedbatch.job.x", "def f():\n    from pagedbatch.run.workers.ray_dataset import Worker"),
     ],
 )
 def test_a_right_import_is_left_alone(module: str, source: str) -> None:

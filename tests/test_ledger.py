@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from snapshots import snapshot
 
-from pagedbatch.job.workers.ledger import MOST_STARTS, MOST_TRIES, Failure, Ledger
+from pagedbatch.run.workers.ledger import MOST_STARTS, MOST_TRIES, Failure, Ledger
 
 
 @pytest.fixture

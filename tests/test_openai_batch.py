@@ -17,7 +17,7 @@ from pagedbatch.input.openai_batch import (
     is_batch_row,
     plain_fields,
 )
-from pagedbatch.job.job import Ui, run_job
+from pagedbatch.run.job import Ui, run_job
 from pagedbatch.settings import merge
 
 HI = [{"role": "user", "content": "hi"}]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedbatch.job.job import Ui, run_job
 from pagedbatch.output.openai_logprobs import chat_logprobs, completion_logprobs
+from pagedbatch.run.job import Ui, run_job
 from pagedbatch.settings import merge
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.workers.places import place_workers
-from pagedbatch.job.workers.plan import Share
+from pagedbatch.run.workers.placement import place_workers
+from pagedbatch.run.workers.setup import Share
 from pagedbatch.settings import RunSettings, merge
 
 

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from pagedbatch.cli.app import app
 from pagedbatch.errors import UsageError
-from pagedbatch.job.job import Ui, run_job
 from pagedbatch.planning.plan import Plan, make_plan
 from pagedbatch.planning.tables import print_plan
 from pagedbatch.planning.verdict import NOTHING
+from pagedbatch.run.job import Ui, run_job
 from pagedbatch.settings import merge
 
 EXAMPLES = "Q: 12 and 30?\nA: 42, for two and nothing are two, and one and three are four.\n\n" * 3

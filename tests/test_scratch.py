@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.workers.scratch import scratch_folder
+from pagedbatch.run.workers.ray_temp_dir import scratch_folder
 
 
 @pytest.fixture

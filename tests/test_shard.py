@@ -21,7 +21,7 @@ from tiny_job import SilentView, without_model
 from pagedbatch.errors import UsageError
 from pagedbatch.input.files import jsonl
 from pagedbatch.input.reader import ReadOptions, open_source
-from pagedbatch.job.job import JobResult, Ui, run_job
+from pagedbatch.run.job import JobResult, Ui, run_job
 from pagedbatch.settings import merge
 from pagedbatch.shard import Shard, name_rows
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from snapshots import snapshot
 
-from pagedbatch.job.workers.ledger import Overview
-from pagedbatch.job.workers.silence import SECONDS_OF_SILENCE, Silence
+from pagedbatch.run.workers.ledger import Overview
+from pagedbatch.run.workers.stall_watch import SECONDS_OF_SILENCE, Silence
 
 
 def overview(step: int = 1, num_ready: int = 2, restarts: int = 0) -> Overview:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from tiny_job import SilentView
 
-from pagedbatch.job.job import Ui, run_job
 from pagedbatch.model import loader
+from pagedbatch.run.job import Ui, run_job
 from pagedbatch.settings import merge
 
 #: What a plain run has no use for, of all that this project imports somewhere. What transformers brings along by itself

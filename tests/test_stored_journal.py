@@ -10,7 +10,7 @@ import pytest
 from tiny_job import SilentView, without_model
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.job import JobResult, Ui, run_job
+from pagedbatch.run.job import JobResult, Ui, run_job
 from pagedbatch.settings import merge
 
 STORED = Path(__file__).parent / "data" / "journal-0.1"

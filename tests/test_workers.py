@@ -220,7 +220,7 @@ def test_a_run_in_one_process_loads_no_ray(tmp_path: Path) -> None:
     program = """if True:
         import sys
         from tiny_job import SilentView, without_model
-        from pagedbatch.job.job import Ui, run_job
+        from pagedbatch.run.job import Ui, run_job
         from pagedbatch.settings import merge
         with without_model():
             given = {"input": "in.jsonl", "model": "none", "output": "out.jsonl"}

@@ -12,8 +12,8 @@ import pytest
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
 from pagedbatch.input.requests import ModelLimits, PromptBuilder
-from pagedbatch.job.startup import DeviceSide, TextSide
 from pagedbatch.outputs import ModelRunnerOutput, SampleResult, SchedulerOutput
+from pagedbatch.run.startup import DeviceSide, TextSide
 from pagedbatch.settings import RunSettings
 
 VOCABULARY = 256
@@ -100,8 +100,8 @@ def device_side(settings: RunSettings, text: TextSide) -> DeviceSide:
 def without_model() -> Iterator[pytest.MonkeyPatch]:
     """Within it `run_job` loads no model, whatever its name."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pagedbatch.job.opening.open_text_side", text_side)
-        patch.setattr("pagedbatch.job.job.open_device_side", device_side)
-        patch.setattr("pagedbatch.job.job.model_fingerprint", lambda _: "tiny")
-        patch.setattr("pagedbatch.job.job.go_offline_if_needed", lambda *_: None)
+        patch.setattr("pagedbatch.run.open.open_text_side", text_side)
+        patch.setattr("pagedbatch.run.job.open_device_side", device_side)
+        patch.setattr("pagedbatch.run.job.model_fingerprint", lambda _: "tiny")
+        patch.setattr("pagedbatch.run.job.go_offline_if_needed", lambda *_: None)
         yield patch

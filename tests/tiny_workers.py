@@ -14,9 +14,9 @@ from tiny_job import EchoRunner, device_side, text_side, without_model
 
 from pagedbatch.errors import UsageError
 from pagedbatch.input.preparation.notices import Notices
-from pagedbatch.job.opening import preparation_of
-from pagedbatch.job.workers.plan import EnginePlan, OpenedEngine, Share
 from pagedbatch.outputs import ModelRunnerOutput, SchedulerOutput
+from pagedbatch.run.open import preparation_of
+from pagedbatch.run.workers.setup import EnginePlan, OpenedEngine, Share
 
 #: A prompt that holds this kills the process that computes it; one token is one byte.
 FATAL = "!"
@@ -49,5 +49,5 @@ def tiny_workers() -> Iterator[pytest.MonkeyPatch]:
     """Within it workers load no model, whatever its name."""
     with without_model() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))  # workers import this file
-        patch.setattr("pagedbatch.job.workers.plan.EnginePlan", TinyPlan)
+        patch.setattr("pagedbatch.run.workers.setup.EnginePlan", TinyPlan)
         yield patch

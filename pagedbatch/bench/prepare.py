@@ -16,9 +16,9 @@ from pagedbatch.bench.processes import answer
 from pagedbatch.bench.workload import write_prompts
 from pagedbatch.errors import RowError, UsageError
 from pagedbatch.input.reader import open_source
-from pagedbatch.job.startup import TextSide, open_text_side
 from pagedbatch.model.facts import num_parameters
 from pagedbatch.model.loader import choose_device, choose_dtype, load_config
+from pagedbatch.run.startup import TextSide, open_text_side
 from pagedbatch.settings import merge
 
 

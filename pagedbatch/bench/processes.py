@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pagedbatch.errors import PagedBatchError, RunError, UsageError
-from pagedbatch.job.interrupts import Interrupts
+from pagedbatch.run.interrupts import Interrupts
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ import typer
 
 from pagedbatch.cli.terminal import say
 from pagedbatch.errors import UsageError
-from pagedbatch.job.interrupts import EXIT_INTERRUPTED, Interrupts
 from pagedbatch.printable import printable_values
+from pagedbatch.run.interrupts import EXIT_INTERRUPTED, Interrupts
 
 #: Exit code where `generate` failed: our figures are there, the comparison is not.
 _FAILED = 1

@@ -12,7 +12,7 @@ from pagedbatch.cli.run import given_settings
 from pagedbatch.cli.run_flags import takes_run_flags
 from pagedbatch.cli.terminal import say
 from pagedbatch.errors import UsageError
-from pagedbatch.job.interrupts import EXIT_INTERRUPTED, Interrupts
+from pagedbatch.run.interrupts import EXIT_INTERRUPTED, Interrupts
 
 _PLAN = "Plan"
 _EXPECT_HELP = "Mean tokens of outputs that may end by themselves. (default: a quarter of their limit)"

@@ -11,8 +11,8 @@ import typer
 
 from pagedbatch.cli.terminal import say
 from pagedbatch.errors import UsageError
-from pagedbatch.job.interrupts import EXIT_INTERRUPTED
 from pagedbatch.printable import printable_values
+from pagedbatch.run.interrupts import EXIT_INTERRUPTED
 
 _input = partial(typer.Option, rich_help_panel="Input", show_default=False)
 _generation = partial(typer.Option, rich_help_panel="Generation", show_default=False)
@@ -191,7 +191,7 @@ def run_command(given: dict[str, Any], recipe: str | None) -> int:
     from rich.console import Console
 
     from pagedbatch.cli.progress import make_progress
-    from pagedbatch.job.job import Ui, run_job
+    from pagedbatch.run.job import Ui, run_job
     from pagedbatch.settings import merge, read_recipe
     from pagedbatch.stats.report import summary
 

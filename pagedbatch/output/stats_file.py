@@ -9,9 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pagedbatch import __version__
-from pagedbatch.job.loop import Totals
 from pagedbatch.output.journal import Journal
 from pagedbatch.params import READERS, GenerationParams
+from pagedbatch.run.loop import Totals
 from pagedbatch.settings import RunSettings
 from pagedbatch.stats.memory import MemoryAccount
 

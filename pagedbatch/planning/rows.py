@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.admission import refusal
-from pagedbatch.job.opening import OpenedJob
+from pagedbatch.run.open import OpenedJob
 from pagedbatch.sequence import Request
 
 #: Of rows that can't run, so many are named.

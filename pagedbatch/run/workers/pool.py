@@ -16,20 +16,20 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Self
 
 from pagedbatch.errors import RunError, UsageError
-from pagedbatch.job.interrupts import Interrupts
-from pagedbatch.job.loop import RowsView, Totals
-from pagedbatch.job.unfinished import Unfinished
-from pagedbatch.job.workers.groups import GroupAnswers, choose_sizes
-from pagedbatch.job.workers.ledger import Overview, WorkerHistory
-from pagedbatch.job.workers.plan import EnginePlan
-from pagedbatch.job.workers.silence import Silence
 from pagedbatch.output.finished_row import Answer
+from pagedbatch.run.interrupts import Interrupts
+from pagedbatch.run.loop import RowsView, Totals
+from pagedbatch.run.pending_rows import Unfinished
+from pagedbatch.run.workers.groups import GroupAnswers, choose_sizes
+from pagedbatch.run.workers.ledger import Overview, WorkerHistory
+from pagedbatch.run.workers.setup import EnginePlan
+from pagedbatch.run.workers.stall_watch import Silence
 from pagedbatch.stats.memory import MemoryAccount
 from pagedbatch.stats.merged import merge_accounts, sum_snapshots
 from pagedbatch.wording import named
 
 if TYPE_CHECKING:
-    from pagedbatch.job.workers.dataset import RemoteLedger
+    from pagedbatch.run.workers.ray_dataset import RemoteLedger
 
 SECONDS_BETWEEN_LOOKS = 0.25
 _GROUPS_AHEAD = 8
@@ -60,10 +60,10 @@ def open_workers(plan: EnginePlan, width: int, rows: Unfinished, notice: Callabl
         raise UsageError("--workers and --ray-address need Ray: pip install 'pagedbatch[ray]'")
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
-    from pagedbatch.job.workers.cluster import open_cluster
+    from pagedbatch.run.workers.ray_cluster import open_cluster
 
     with open_cluster(plan.settings) as workplaces:
-        from pagedbatch.job.workers.dataset import RemoteLedger, answered_groups
+        from pagedbatch.run.workers.ray_dataset import RemoteLedger, answered_groups
 
         sizes = choose_sizes(
             max_num_seqs=plan.settings.max_num_seqs,

@@ -20,13 +20,13 @@ from typing import Protocol
 from pagedbatch.input.prefetch import Prepared
 from pagedbatch.input.preparation.preparation import Preparation
 from pagedbatch.input.row import Row
-from pagedbatch.job.interrupts import Interrupts
-from pagedbatch.job.loop import RowLoop
-from pagedbatch.job.one_process import WINDOW
-from pagedbatch.job.startup import DeviceSide, new_account
-from pagedbatch.job.workers.ledger import MOST_TRIES
 from pagedbatch.output.finished_row import Answer, AnswerWriter
 from pagedbatch.outputs import StepSnapshot
+from pagedbatch.run.interrupts import Interrupts
+from pagedbatch.run.loop import RowLoop
+from pagedbatch.run.one_process import WINDOW
+from pagedbatch.run.startup import DeviceSide, new_account
+from pagedbatch.run.workers.ledger import MOST_TRIES
 from pagedbatch.settings import RunSettings
 from pagedbatch.stats.memory import MemoryAccount
 

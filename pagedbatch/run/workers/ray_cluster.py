@@ -16,9 +16,9 @@ import ray
 from ray.exceptions import AuthenticationError
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.workers.places import Workplaces, place_workers
-from pagedbatch.job.workers.plan import Share
-from pagedbatch.job.workers.scratch import scratch_folder
+from pagedbatch.run.workers.placement import Workplaces, place_workers
+from pagedbatch.run.workers.ray_temp_dir import scratch_folder
+from pagedbatch.run.workers.setup import Share
 from pagedbatch.settings import RunSettings
 from pagedbatch.wording import first_line
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagedbatch.errors import UsageError
-from pagedbatch.job.workers.plan import Share
+from pagedbatch.run.workers.setup import Share
 from pagedbatch.settings import RunSettings
 
 

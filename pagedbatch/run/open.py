@@ -16,8 +16,8 @@ from pagedbatch.input.preparation.limits import RowLimits
 from pagedbatch.input.preparation.notices import Notices
 from pagedbatch.input.preparation.preparation import Preparation, open_preparation
 from pagedbatch.input.reader import ReadOptions, Source, Survey, open_source, survey
-from pagedbatch.job.checks import check_columns, check_every_row
-from pagedbatch.job.startup import TextSide, open_text_side
+from pagedbatch.run.checks import check_columns, check_every_row
+from pagedbatch.run.startup import TextSide, open_text_side
 from pagedbatch.settings import RunSettings
 from pagedbatch.shard import rows_to_run
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from pagedbatch.input.prefetch import ReadAhead
 from pagedbatch.input.preparation.preparation import Preparation
-from pagedbatch.job.interrupts import Interrupts
-from pagedbatch.job.loop import RowLoop, RowsView, Totals
-from pagedbatch.job.startup import DeviceSide, new_account
-from pagedbatch.job.unfinished import Unfinished
 from pagedbatch.output.finished_row import Answer, AnswerWriter
+from pagedbatch.run.interrupts import Interrupts
+from pagedbatch.run.loop import RowLoop, RowsView, Totals
+from pagedbatch.run.pending_rows import Unfinished
+from pagedbatch.run.startup import DeviceSide, new_account
 from pagedbatch.settings import RunSettings
 from pagedbatch.stats.memory import MemoryAccount
 

@@ -13,9 +13,9 @@ from typing import Protocol
 from pagedbatch.engine.engine import Engine
 from pagedbatch.errors import PagedBatchError, RunError
 from pagedbatch.input.prefetch import Prepared, Ticket
-from pagedbatch.job.interrupts import Interrupts
 from pagedbatch.output.finished_row import Answer, AnswerWriter
 from pagedbatch.outputs import RequestOutput, StepSnapshot
+from pagedbatch.run.interrupts import Interrupts
 from pagedbatch.sequence import Request
 from pagedbatch.stats.memory import MemoryAccount
 from pagedbatch.wording import first_line, named

@@ -13,12 +13,6 @@ from pagedbatch.errors import PagedBatchError, RunError, UsageError
 from pagedbatch.fingerprint import model_fingerprint
 from pagedbatch.input.hub import go_offline_if_needed
 from pagedbatch.input.reader import Source, Survey
-from pagedbatch.job.interrupts import EXIT_INTERRUPTED, Interrupts
-from pagedbatch.job.loop import RowsView, Totals
-from pagedbatch.job.one_process import OneProcess
-from pagedbatch.job.opening import OpenedJob, open_input, open_job
-from pagedbatch.job.startup import open_device_side
-from pagedbatch.job.unfinished import Unfinished
 from pagedbatch.output.finished_row import Answer, AnswerWriter
 from pagedbatch.output.first_start import first_start
 from pagedbatch.output.journal import Journal
@@ -28,6 +22,12 @@ from pagedbatch.output.records import RecordWriter
 from pagedbatch.output.stats_file import build_stats, describe_settings, versions
 from pagedbatch.output.write import EXIT_ROWS_FAILED, clear_leftovers, read_stats, write_output, write_stats
 from pagedbatch.params import resolve
+from pagedbatch.run.interrupts import EXIT_INTERRUPTED, Interrupts
+from pagedbatch.run.loop import RowsView, Totals
+from pagedbatch.run.one_process import OneProcess
+from pagedbatch.run.open import OpenedJob, open_input, open_job
+from pagedbatch.run.pending_rows import Unfinished
+from pagedbatch.run.startup import open_device_side
 from pagedbatch.settings import RunSettings
 from pagedbatch.shard import describe_shard, shard_settings
 from pagedbatch.stats.memory import MemoryAccount
@@ -112,8 +112,8 @@ def run_job(settings: RunSettings, ui: Ui) -> JobResult:
             unfinished = Unfinished(source, rows, journal.finished_rows())
             batch_model = None if paths is not None and paths.is_parquet else settings.model_names[0]
             if settings.uses_workers:
-                from pagedbatch.job.workers.plan import EnginePlan
-                from pagedbatch.job.workers.pool import open_workers
+                from pagedbatch.run.workers.pool import open_workers
+                from pagedbatch.run.workers.setup import EnginePlan
 
                 plan = EnginePlan(settings, constraint, batch_model)
                 engines_of_run: AbstractContextManager[Engines] = open_workers(

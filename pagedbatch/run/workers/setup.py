@@ -10,11 +10,11 @@ from pagedbatch.constraints.build import ConstraintSource
 from pagedbatch.input.hub import go_offline_if_needed
 from pagedbatch.input.preparation.notices import Notices
 from pagedbatch.input.preparation.preparation import Preparation
-from pagedbatch.job.opening import preparation_of
-from pagedbatch.job.startup import DeviceSide, TextSide, open_device_side, open_text_side
-from pagedbatch.job.workers.group_runner import Book, GroupRunner
 from pagedbatch.output.finished_row import AnswerWriter
 from pagedbatch.output.records import RecordWriter
+from pagedbatch.run.open import preparation_of
+from pagedbatch.run.startup import DeviceSide, TextSide, open_device_side, open_text_side
+from pagedbatch.run.workers.group_runner import Book, GroupRunner
 from pagedbatch.settings import RunSettings
 
 

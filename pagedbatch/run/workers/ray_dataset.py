@@ -20,12 +20,12 @@ from ray.data.block import BlockMetadata
 from ray.data.datasource import ReadTask
 
 from pagedbatch.errors import PagedBatchError, RunError, UsageError
-from pagedbatch.job.unfinished import Unfinished
-from pagedbatch.job.workers.groups import GroupAnswers, Sizes, groups, pack, unpack_answers, unpack_rows
-from pagedbatch.job.workers.ledger import MOST_STARTS, Failure, Ledger, Overview, WorkerHistory
-from pagedbatch.job.workers.places import Workplaces
-from pagedbatch.job.workers.plan import EnginePlan, Share
 from pagedbatch.outputs import StepSnapshot
+from pagedbatch.run.pending_rows import Unfinished
+from pagedbatch.run.workers.groups import GroupAnswers, Sizes, groups, pack, unpack_answers, unpack_rows
+from pagedbatch.run.workers.ledger import MOST_STARTS, Failure, Ledger, Overview, WorkerHistory
+from pagedbatch.run.workers.placement import Workplaces
+from pagedbatch.run.workers.setup import EnginePlan, Share
 from pagedbatch.stats.memory import MemoryAccount
 from pagedbatch.wording import named
 
@@ -71,7 +71,7 @@ def answered_groups(
     context.wait_for_min_actors_s = _LONGEST_START if workplaces.num_awaited > 1 else -1
     context.target_max_block_size = 1  # a block is one group, and goes on when it is there
     with suppress(ImportError):  # from inside of Ray: one that has it elsewhere remembers what it likes
-        from pagedbatch.job.workers.forgetting import ForgetBlocks
+        from pagedbatch.run.workers.ray_metadata_leak import ForgetBlocks
 
         context.custom_execution_callback_classes = [ForgetBlocks]
     dataset = ray.data.read_datasource(

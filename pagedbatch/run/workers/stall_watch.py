@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pagedbatch.job.workers.ledger import Overview
+from pagedbatch.run.workers.ledger import Overview
 from pagedbatch.stats.wording import duration
 
 #: A step is seconds at most; loading a large model may well take this long.

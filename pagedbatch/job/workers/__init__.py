@@ -1,1 +1,0 @@
-"""Many engines for one job, spread by Ray Data. `cluster`, `dataset`, `forgetting`: nothing else imports ray."""
