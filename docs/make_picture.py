@@ -13,11 +13,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from pagedbatch.stats.page.bars import draw_shares
-from pagedbatch.stats.page.block_map import draw_map
-from pagedbatch.stats.page.canvas import composed
-from pagedbatch.stats.page.over_time import draw_pool
-from pagedbatch.stats.page.palette import COLOURS, with_light_colours
+from pagedbatch.report.html.bars import draw_shares
+from pagedbatch.report.html.block_map import draw_map
+from pagedbatch.report.html.canvas import composed
+from pagedbatch.report.html.over_time import draw_pool
+from pagedbatch.report.html.palette import COLOURS, with_light_colours
 
 _FONTS = "system-ui,-apple-system,'Segoe UI',Helvetica,Arial,'DejaVu Sans',sans-serif"
 

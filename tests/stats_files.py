@@ -15,10 +15,10 @@ from snapshots import finished_row, snapshot
 
 from pagedbatch.outputs import EngineCounters, StepSeconds
 from pagedbatch.params import GenerationParams, resolve
+from pagedbatch.report.summary import summary
 from pagedbatch.sequence import Request
 from pagedbatch.settings import merge, read_recipe
 from pagedbatch.stats.memory import MemoryAccount
-from pagedbatch.stats.report import summary
 
 RECIPES = [
     pytest.param(file, id=file.stem)

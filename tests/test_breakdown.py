@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from test_report import run_stats, shown
 
-from pagedbatch.stats.report import summary
-from pagedbatch.stats.tables import details
+from pagedbatch.report.details import details
+from pagedbatch.report.summary import summary
 
 
 def worker(number: int, scale: int = 1, restarts: int = 0, rows_again: int = 0) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from test_shard import ROWS, Folder
 from pagedbatch.cli.report import read_stats, report
 from pagedbatch.errors import PagedBatchError, RunError, UsageError
 from pagedbatch.output.merge import Merged, merge_parts
-from pagedbatch.stats.report import summary
-from pagedbatch.stats.tables import details
+from pagedbatch.report.details import details
+from pagedbatch.report.summary import summary
 
 
 class Parts(Folder):

@@ -19,8 +19,8 @@ from pagedbatch.errors import UsageError
 
 pytest.importorskip("matplotlib", reason="the page needs the extra `report`")
 
-from pagedbatch.stats.page.figures import FIGURES
-from pagedbatch.stats.page.page import html_page
+from pagedbatch.report.html.figures import FIGURES
+from pagedbatch.report.html.page import html_page
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 EVIL = '"><script>alert(1)</script>&$x$'

@@ -18,10 +18,10 @@ from stats_files import RECIPES, run_stats, shown, stats_of, stats_of_recipe
 from pagedbatch.cli.report import read_stats, report
 from pagedbatch.errors import UsageError
 from pagedbatch.params import GenerationParams
-from pagedbatch.stats.charts import ASCII, UNICODE, Part, cells, sparkline, stacked_bar
+from pagedbatch.report.charts import ASCII, UNICODE, Part, cells, sparkline, stacked_bar
+from pagedbatch.report.details import details
+from pagedbatch.report.summary import summary
 from pagedbatch.stats.memory import MemoryAccount
-from pagedbatch.stats.report import summary
-from pagedbatch.stats.tables import details
 from pagedbatch.stats.wording import duration, percent, plural, size
 
 

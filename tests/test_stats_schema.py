@@ -16,9 +16,9 @@ from stats_files import run_stats, shown
 from pagedbatch.cli.report import read_stats, write_page
 from pagedbatch.errors import UsageError
 from pagedbatch.printable import printable_values
+from pagedbatch.report.details import details
 from pagedbatch.stats.parts import merged_stats
 from pagedbatch.stats.schema import part_problem, stats_problem
-from pagedbatch.stats.tables import details
 
 _WORKER = {"node": "n", "rows": 1, "restarts": 0, "rows_again": 0}
 

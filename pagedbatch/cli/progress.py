@@ -17,7 +17,7 @@ from rich.text import Text
 from pagedbatch.cli.tally import Tally
 from pagedbatch.outputs import PoolCounts, StepSnapshot
 from pagedbatch.printable import printable
-from pagedbatch.stats.charts import Part, glyphs_for, stacked_bar
+from pagedbatch.report.charts import Part, glyphs_for, stacked_bar
 from pagedbatch.stats.wording import duration, plural
 
 Clock = Callable[[], float]

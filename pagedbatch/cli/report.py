@@ -31,8 +31,8 @@ def report(
     from rich.console import Console
     from rich.text import Text
 
-    from pagedbatch.stats.report import summary
-    from pagedbatch.stats.tables import details
+    from pagedbatch.report.details import details
+    from pagedbatch.report.summary import summary
 
     console = Console()
     for path, stats in runs.items():
@@ -64,7 +64,7 @@ def write_page(path: Path, runs: dict[str, dict[str, Any]]) -> None:
         UsageError: matplotlib is not installed, or the file can't be written.
     """
     try:
-        from pagedbatch.stats.page.page import html_page
+        from pagedbatch.report.html.page import html_page
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise

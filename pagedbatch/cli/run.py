@@ -191,9 +191,9 @@ def run_command(given: dict[str, Any], recipe: str | None) -> int:
     from rich.console import Console
 
     from pagedbatch.cli.progress import make_progress
+    from pagedbatch.report.summary import summary
     from pagedbatch.run.job import Ui, run_job
     from pagedbatch.settings import merge, read_recipe
-    from pagedbatch.stats.report import summary
 
     settings = merge(given, {} if recipe is None else read_recipe(recipe))
     console = Console(stderr=True)

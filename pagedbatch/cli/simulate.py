@@ -122,13 +122,13 @@ def simulate(
     from pagedbatch.cli.simulated_pool import KVShape, num_pool_blocks, pool_shape
     from pagedbatch.config import EngineConfig
     from pagedbatch.output.durable import write_atomically
+    from pagedbatch.report.details import details
+    from pagedbatch.report.summary import summary
     from pagedbatch.simulation.lengths import parse_log_normal
     from pagedbatch.simulation.simulate import simulate
     from pagedbatch.simulation.stats import simulation_stats
     from pagedbatch.simulation.trace import SampleLengths, script_trace
     from pagedbatch.simulation.trace_file import TraceColumns, read_trace
-    from pagedbatch.stats.report import summary
-    from pagedbatch.stats.tables import details
     from pagedbatch.stats.wording import plural
 
     if (trace is None) == (log_normal is None):

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path as Outline
 
-from pagedbatch.stats.page.palette import colour, with_variables
+from pagedbatch.report.html.palette import colour, with_variables
 
 #: Text stays text; nothing in the bytes depends on the moment or the machine.
 _SETTINGS: dict[Any, Any] = {

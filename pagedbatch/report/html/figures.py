@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from pagedbatch.report.html import bars, block_map, over_time
+from pagedbatch.report.html.canvas import picture
 from pagedbatch.stats.baselines import SCHEMES
-from pagedbatch.stats.page import bars, block_map, over_time
-from pagedbatch.stats.page.canvas import picture
 
 Stats = Mapping[str, Any]
 

@@ -8,9 +8,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
+from pagedbatch.report.html.canvas import legend
+from pagedbatch.report.html.palette import colour
 from pagedbatch.stats.baselines import SCHEMES
-from pagedbatch.stats.page.canvas import legend
-from pagedbatch.stats.page.palette import colour
 from pagedbatch.stats.wording import duration
 
 SHARES = ("used", "reserved", "internal", "external")

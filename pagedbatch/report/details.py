@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pagedbatch.report.breakdown import print_breakdown
+from pagedbatch.report.charts import ASCII, Glyphs, Part, glyphs_for, sparkline, stacked_bar
+from pagedbatch.report.summary import CHART_BAR_WIDTH, CHART_LABEL_WIDTH
 from pagedbatch.stats.baselines import SCHEMES
-from pagedbatch.stats.breakdown import print_breakdown
-from pagedbatch.stats.charts import ASCII, Glyphs, Part, glyphs_for, sparkline, stacked_bar
-from pagedbatch.stats.report import CHART_BAR_WIDTH, CHART_LABEL_WIDTH
 from pagedbatch.stats.wording import duration, percent, plural, size
 
 Point = Mapping[str, Any]

@@ -8,8 +8,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator, PercentFormatter
 
-from pagedbatch.stats.page.canvas import legend
-from pagedbatch.stats.page.palette import colour
+from pagedbatch.report.html.canvas import legend
+from pagedbatch.report.html.palette import colour
 
 Point = Mapping[str, Any]
 

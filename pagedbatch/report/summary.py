@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from pagedbatch.report.breakdown import summary_lines
+from pagedbatch.report.charts import Part, glyphs_for, stacked_bar
 from pagedbatch.stats.baselines import SCHEMES
-from pagedbatch.stats.breakdown import summary_lines
-from pagedbatch.stats.charts import Part, glyphs_for, stacked_bar
 from pagedbatch.stats.wording import duration, percent, plural, sized
 
 CHART_LABEL_WIDTH = 19

@@ -9,9 +9,9 @@ from importlib.resources import files
 from pathlib import PurePath
 from typing import Any, TypeVar
 
-from pagedbatch.stats.page.figures import FIGURES, FigureOfRun
-from pagedbatch.stats.page.numbers import cards, table
-from pagedbatch.stats.page.palette import css_variables
+from pagedbatch.report.html.figures import FIGURES, FigureOfRun
+from pagedbatch.report.html.numbers import cards, table
+from pagedbatch.report.html.palette import css_variables
 
 Stats = Mapping[str, Any]
 T = TypeVar("T")

@@ -11,8 +11,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from pagedbatch.stats.page.canvas import boxes, legend
-from pagedbatch.stats.page.palette import colour
+from pagedbatch.report.html.canvas import boxes, legend
+from pagedbatch.report.html.palette import colour
 
 #: Between the lines of one row, and between rows, in lines.
 _GAP = 0.08

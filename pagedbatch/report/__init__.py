@@ -1,0 +1,1 @@
+"""The account of memory for people: terminal tables and an HTML page."""

@@ -1,0 +1,1 @@
+"""The account as one HTML page with figures."""

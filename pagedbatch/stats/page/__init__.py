@@ -1,1 +1,0 @@
-"""The account as one HTML page with pictures. Knows the stats' keys and matplotlib; no engine, no terminal."""
