@@ -27,11 +27,11 @@ from pagedbatch.model.runner import ModelRunner
 from pagedbatch.outputs import ModelRunnerOutput, SchedulerOutput
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
-from pagedbatch.simulation.genealogy import lineages
-from pagedbatch.simulation.lengths import RequestLengths
-from pagedbatch.simulation.simulate import simulate
-from pagedbatch.simulation.trace import script_trace
 from pagedbatch.stats.memory import MemoryAccount
+from pagedbatch.tools.simulate.genealogy import lineages
+from pagedbatch.tools.simulate.lengths import RequestLengths
+from pagedbatch.tools.simulate.simulate import simulate
+from pagedbatch.tools.simulate.trace import script_trace
 
 PAPER = {2: 0.3756, 4: 0.5313, 6: 0.5516}
 DISTANCES = (1, 2, 4, 8, 16, 32)

@@ -16,9 +16,9 @@ from itertools import islice
 from typing import Any
 
 from pagedbatch.config import EngineConfig
-from pagedbatch.simulation.lengths import log_normal
-from pagedbatch.simulation.simulate import simulate
-from pagedbatch.simulation.trace import SampleLengths, script_trace
+from pagedbatch.tools.simulate.lengths import log_normal
+from pagedbatch.tools.simulate.simulate import simulate
+from pagedbatch.tools.simulate.trace import SampleLengths, script_trace
 
 ALPACA, SHAREGPT = (19.31, 58.45), (161.31, 337.99)
 #: Of the logarithm of the lengths: what brings the paper's own figures about.

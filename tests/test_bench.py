@@ -16,14 +16,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from pagedbatch.bench.dummy import dummy_prompts, make_dummy_model
-from pagedbatch.bench.generate import Generator, best_batch_size
-from pagedbatch.bench.ours import run_ours
-from pagedbatch.bench.prepare import prepare
-from pagedbatch.bench.processes import ask, run_python
-from pagedbatch.bench.workload import BenchJob, built_in_prompts, choose_jobs, read_prompts
 from pagedbatch.cli.app import app
 from pagedbatch.errors import RunError, UsageError
+from pagedbatch.tools.bench.dummy import dummy_prompts, make_dummy_model
+from pagedbatch.tools.bench.generate import Generator, best_batch_size
+from pagedbatch.tools.bench.ours import run_ours
+from pagedbatch.tools.bench.prepare import prepare
+from pagedbatch.tools.bench.processes import ask, run_python
+from pagedbatch.tools.bench.workload import BenchJob, built_in_prompts, choose_jobs, read_prompts
 
 CONFIG = {
     "model_type": "llama",
@@ -105,7 +105,7 @@ class FakeGenerator(Generator):
     def __init__(self, num_prompts: int, seconds: dict[int, float], monkeypatch: pytest.MonkeyPatch) -> None:
         self.prompts = [[1]] * num_prompts
         self.now, self._seconds = 0.0, seconds
-        monkeypatch.setattr("pagedbatch.bench.generate.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("pagedbatch.tools.bench.generate.time.perf_counter", lambda: self.now)
 
     def run(self, prompts: Any) -> int:
         self.now += self._seconds[len(prompts)]
@@ -160,7 +160,7 @@ def test_a_failure_of_generate_leaves_our_figures(monkeypatch: pytest.MonkeyPatc
             raise RunError("generate failed: no memory")
         return ask(module, *rest)
 
-    monkeypatch.setattr("pagedbatch.bench.compare.ask", fail_at_generate)
+    monkeypatch.setattr("pagedbatch.tools.bench.compare.ask", fail_at_generate)
     work = ("--jobs", "greedy", "--num-prompts", 2, "--max-tokens", 3, "--repeats", 1)
     result = run("--model", config_file, "--dummy-weights", "--dummy-length", 20, *work, "--kv-memory", "4MiB")
     assert result.return_value == 1
@@ -190,7 +190,7 @@ def test_an_interrupt_keeps_the_jobs_that_were_measured(
             raise KeyboardInterrupt
         return run_ours(job, *rest)
 
-    monkeypatch.setattr("pagedbatch.bench.compare.run_ours", interrupt_beams)
+    monkeypatch.setattr("pagedbatch.tools.bench.compare.run_ours", interrupt_beams)
     written = tmp_path / "bench.json"
     work = ("--jobs", "greedy,beams", "--num-prompts", 2, "--max-tokens", 3, "--repeats", 1, "--no-generate")
     result = run("--model", config_file, "--dummy-weights", "--dummy-length", 20, *work, "--json", written)
@@ -233,7 +233,7 @@ def test_a_model_that_can_not_run_is_refused(tmp_path: Path) -> None:
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    monkeypatch.setattr("pagedbatch.bench.dummy.shutil.disk_usage", lambda _: SimpleNamespace(free=60_000))
+    monkeypatch.setattr("pagedbatch.tools.bench.dummy.shutil.disk_usage", lambda _: SimpleNamespace(free=60_000))
     with pytest.raises(UsageError, match=r"the weights take 84.6 KiB, and free is 58.6 KiB of"):
         make_dummy_model(str(tmp_path), tmp_path / "model", torch.float32)
 
@@ -281,8 +281,9 @@ def test_a_process_is_weighed_alone() -> None:
     """From a small parent, as the command is and this process is not."""
     code = """
 import sys
-from pagedbatch.bench import compare, table
-from pagedbatch.bench.processes import ask, run_python
+from pagedbatch.tools.bench import compare
+from pagedbatch.tools.bench import table
+from pagedbatch.tools.bench.processes import ask, run_python
 assert "torch" not in sys.modules
 print(*(run_python(["-c", f"text = b'x' * ({size} << 20)"], "a").peak_bytes >> 20 for size in (0, 200)))
 """

@@ -33,11 +33,11 @@ DEVICE_LIBRARIES = {"torch", "transformers", "triton", "accelerate", "gguf", "xg
 LAZY = {"job", "planning", "bench", "cli"}
 SLOW_LIBRARIES = DEVICE_LIBRARIES | {"datasets", "pyarrow", "numpy", "matplotlib"}
 #: A layer of their own: processes that the benchmark starts and must not import, for it has to stay small.
-BENCH_CHILDREN = ("pagedbatch.bench.prepare", "pagedbatch.bench.dummy", "pagedbatch.bench.generate")
+BENCH_CHILDREN = ("pagedbatch.tools.bench.prepare", "pagedbatch.tools.bench.dummy", "pagedbatch.tools.bench.generate")
 #: All that imports ray. They are imported late themselves, by a run that asked for workers, and so need not be lazy.
 RAY_MODULES = tuple(f"pagedbatch.job.workers.{name}" for name in ("cluster", "dataset", "forgetting"))
 #: A layer of their own: processes that the benchmark starts and must not import, for it has to stay small.
-BENCH_CHILDREN = ("pagedbatch.bench.prepare", "pagedbatch.bench.dummy", "pagedbatch.bench.generate")
+BENCH_CHILDREN = ("pagedbatch.tools.bench.prepare", "pagedbatch.tools.bench.dummy", "pagedbatch.tools.bench.generate")
 PACKAGES = {
     "pagedbatch": REPOSITORY / "pagedbatch",
     "pagedbatch_kernels": REPOSITORY / "kernels" / "pagedbatch_kernels",
@@ -153,7 +153,7 @@ def test_importing_the_kernels_package_needs_no_device_library() -> None:
         ("pagedbatch.cli.x", "import datasets"),
         ("pagedbatch.job.x", "from pagedbatch import cli"),
         ("pagedbatch.job.x", "from pagedbatch.bench import workload"),
-        ("pagedbatch.bench.x", "def f():\n    from pagedbatch.bench.generate import measure"),
+        ("pagedbatch.bench.x", "def f():\n    from pagedbatch.tools.bench.generate import measure"),
         ("pagedbatch.bench.x", "import torch"),
         ("pagedbatch_kernels.x", "from pagedbatch import outputs"),
         ("pagedbatch.run.workers.pool", "def f():\n    import ray"),

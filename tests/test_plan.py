@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from pagedbatch.cli.app import app
 from pagedbatch.errors import UsageError
-from pagedbatch.planning.plan import Plan, make_plan
-from pagedbatch.planning.tables import print_plan
-from pagedbatch.planning.verdict import NOTHING
 from pagedbatch.run.job import Ui, run_job
 from pagedbatch.settings import merge
+from pagedbatch.tools.plan.plan import Plan, make_plan
+from pagedbatch.tools.plan.tables import print_plan
+from pagedbatch.tools.plan.verdict import NOTHING
 
 EXAMPLES = "Q: 12 and 30?\nA: 42, for two and nothing are two, and one and three are four.\n\n" * 3
 
@@ -184,7 +184,7 @@ def test_prompt_lengths_are_of_all_rows_and_only_the_first_are_simulated(tmp_pat
 def test_unasked_rows_are_simulated_up_to_an_amount_of_work(
     tmp_path: Path, rand_model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pagedbatch.planning.rows._MOST_OUTPUT_TOKENS", 1000)
+    monkeypatch.setattr("pagedbatch.tools.plan.survey._MOST_OUTPUT_TOKENS", 1000)
     ok, long = {"prompt": "a", "max_tokens": 5}, {"prompt": "a", "max_tokens": 200}
     settings = ask(tmp_path, [*[ok] * 8, "{", *[long] * 6, *[ok] * 5], rand_model_path, max_num_seqs=2)
     assert len(planned(settings).rows.first) == 8 + 5, "5 x 200 are the tokens; short ones behind them don't count"

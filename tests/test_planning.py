@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from pagedbatch.params import GenerationParams
-from pagedbatch.planning.advice import advise, best_block_size
-from pagedbatch.planning.forecast import Forecast
-from pagedbatch.planning.outcomes import Supposition, known_length, suppositions
 from pagedbatch.sequence import Request
+from pagedbatch.tools.plan.advice import advise, best_block_size
+from pagedbatch.tools.plan.forecast import Forecast
+from pagedbatch.tools.plan.outcomes import Supposition, known_length, suppositions
 
 
 def request(**params: Any) -> Request:

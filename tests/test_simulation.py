@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pagedbatch.config import EngineConfig
-from pagedbatch.simulation.lengths import RequestLengths, fit, log_normal
-from pagedbatch.simulation.simulate import Simulated, simulate
-from pagedbatch.simulation.trace import SampleLengths, script_trace
+from pagedbatch.tools.simulate.lengths import RequestLengths, fit, log_normal
+from pagedbatch.tools.simulate.simulate import Simulated, simulate
+from pagedbatch.tools.simulate.trace import SampleLengths, script_trace
 
 ALPACA = (19.31, 58.45, 1.0)
 SHAREGPT = (161.31, 337.99, 0.65)

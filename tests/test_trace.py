@@ -7,8 +7,8 @@ import random
 import pytest
 
 from pagedbatch.errors import UsageError
-from pagedbatch.simulation.lengths import RequestLengths, parse_log_normal
-from pagedbatch.simulation.trace import SampleLengths, script_trace
+from pagedbatch.tools.simulate.lengths import RequestLengths, parse_log_normal
+from pagedbatch.tools.simulate.trace import SampleLengths, script_trace
 
 
 def test_samples_have_the_lengths_that_the_trace_gives_them() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pagedbatch.errors import UsageError
-from pagedbatch.simulation.lengths import RequestLengths
-from pagedbatch.simulation.trace_file import TraceColumns, read_trace
+from pagedbatch.tools.simulate.lengths import RequestLengths
+from pagedbatch.tools.simulate.trace_file import TraceColumns, read_trace
 
 
 def write_csv(path: Path, *rows: tuple[Any, ...]) -> str:

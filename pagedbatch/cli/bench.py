@@ -52,9 +52,9 @@ def bench(
     """Measure this box: output tokens a second here and with Hugging Face's generate, memory, and where time goes."""
     from rich.console import Console
 
-    from pagedbatch.bench.compare import BenchPlan, compare
-    from pagedbatch.bench.table import print_comparison
-    from pagedbatch.bench.workload import choose_jobs
+    from pagedbatch.tools.bench.compare import BenchPlan, compare
+    from pagedbatch.tools.bench.table import print_comparison
+    from pagedbatch.tools.bench.workload import choose_jobs
 
     flags: dict[str, Any] = {
         "device": device,

@@ -37,9 +37,9 @@ def plan(
     """Tell what a run would need: memory, rows at once, sharing, rows that can't run. Reads no weights."""
     from rich.console import Console
 
-    from pagedbatch.planning.plan import make_plan
-    from pagedbatch.planning.tables import print_plan
     from pagedbatch.settings import merge, read_recipe
+    from pagedbatch.tools.plan.plan import make_plan
+    from pagedbatch.tools.plan.tables import print_plan
 
     recipe = flags.pop("recipe")
     # A plan writes no output: whatever a recipe says of one, none needs to be possible.

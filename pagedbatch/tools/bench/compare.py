@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pagedbatch.bench.ours import run_ours
-from pagedbatch.bench.processes import ask
-from pagedbatch.bench.workload import BenchJob, built_in_prompts, read_prompts, write_prompts
 from pagedbatch.errors import RunError
 from pagedbatch.output.stats_file import versions
+from pagedbatch.tools.bench.ours import run_ours
+from pagedbatch.tools.bench.processes import ask
+from pagedbatch.tools.bench.workload import BenchJob, built_in_prompts, read_prompts, write_prompts
 
 #: The prompts as `pagedbatch run` reads them, in the folder of the sitting.
 _ROWS = "rows.jsonl"
@@ -111,7 +111,7 @@ def _prepare(plan: BenchPlan, folder: Path, notice: Callable[[str], None]) -> di
         "dummy_length": plan.dummy_length,
         "folder": str(folder),
     }
-    ready = ask("pagedbatch.bench.prepare", question, "the check of the model").values
+    ready = ask("pagedbatch.tools.bench.prepare", question, "the check of the model").values
     if ready["num_prompts"] < count:
         notice(f"there are {ready['num_prompts']} prompts, fewer than --num-prompts {count}")
     return ready
@@ -132,7 +132,7 @@ def _run_generate(job: BenchJob, plan: BenchPlan, ready: Mapping[str, Any]) -> d
         "most_seconds": plan.generate_seconds,
     }
     try:
-        answer = ask("pagedbatch.bench.generate", question, f"transformers generate ({job.name})")
+        answer = ask("pagedbatch.tools.bench.generate", question, f"transformers generate ({job.name})")
     except RunError as error:
         return {"error": str(error)}
     return {**answer.values, "peak_bytes": answer.cost.peak_bytes}

@@ -10,8 +10,8 @@ from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
-from pagedbatch.simulation.runner import END, LengthRunner
 from pagedbatch.stats.memory import MemoryAccount
+from pagedbatch.tools.simulate.runner import END, LengthRunner
 
 #: Requests inside the engine at a time, in units of `max_num_seqs`: as many as in a run.
 _WINDOW = 2

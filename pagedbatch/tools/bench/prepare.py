@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from pagedbatch.bench.dummy import dummy_prompts, make_dummy_model, readable_config
-from pagedbatch.bench.processes import answer
-from pagedbatch.bench.workload import write_prompts
 from pagedbatch.errors import RowError, UsageError
 from pagedbatch.input.reader import open_source
 from pagedbatch.model.facts import num_parameters
 from pagedbatch.model.loader import choose_device, choose_dtype, load_config
 from pagedbatch.run.startup import TextSide, open_text_side
 from pagedbatch.settings import merge
+from pagedbatch.tools.bench.dummy import dummy_prompts, make_dummy_model, readable_config
+from pagedbatch.tools.bench.processes import answer
+from pagedbatch.tools.bench.workload import write_prompts
 
 
 def prepare(question: dict[str, Any]) -> dict[str, Any]:

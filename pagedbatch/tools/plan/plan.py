@@ -10,17 +10,17 @@ from typing import Any
 from pagedbatch.config import EngineConfig
 from pagedbatch.input.hub import go_offline_if_needed
 from pagedbatch.output.stats_file import describe_settings, versions
-from pagedbatch.planning.advice import Advice, advise, best_block_size, blocks_wanted
-from pagedbatch.planning.forecast import Forecast, ample, by_block_size, forecast
-from pagedbatch.planning.outcomes import suppositions
-from pagedbatch.planning.rows import RowsFound, read_rows
-from pagedbatch.planning.sizes import Sizes, size_up
-from pagedbatch.planning.verdict import Verdict, judge
 from pagedbatch.run.open import open_input, open_job
 from pagedbatch.run.startup import engine_config
 from pagedbatch.sequence import Request
 from pagedbatch.settings import RunSettings
 from pagedbatch.stats.wording import plural
+from pagedbatch.tools.plan.advice import Advice, advise, best_block_size, blocks_wanted
+from pagedbatch.tools.plan.forecast import Forecast, ample, by_block_size, forecast
+from pagedbatch.tools.plan.outcomes import suppositions
+from pagedbatch.tools.plan.sizes import Sizes, size_up
+from pagedbatch.tools.plan.survey import RowsFound, read_rows
+from pagedbatch.tools.plan.verdict import Verdict, judge
 
 
 @dataclass(frozen=True, slots=True)

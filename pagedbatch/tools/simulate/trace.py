@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pagedbatch.errors import UsageError
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
-from pagedbatch.simulation.lengths import RequestLengths, fit, lift
-from pagedbatch.simulation.simulate import ScriptedRequest
+from pagedbatch.tools.simulate.lengths import RequestLengths, fit, lift
+from pagedbatch.tools.simulate.simulate import ScriptedRequest
 
 
 @dataclass(frozen=True, slots=True)

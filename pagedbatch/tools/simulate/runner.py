@@ -18,7 +18,7 @@ from pagedbatch.outputs import (
     SampleTask,
     SchedulerOutput,
 )
-from pagedbatch.simulation.genealogy import next_parents
+from pagedbatch.tools.simulate.genealogy import next_parents
 
 #: What it draws is below 0, so that no prompt of a real model holds it.
 END = -1

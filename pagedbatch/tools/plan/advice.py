@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pagedbatch.planning.forecast import Forecast
 from pagedbatch.settings import parse_size
+from pagedbatch.tools.plan.forecast import Forecast
 
 #: The largest block size is taken that holds no more than this, as a multiple of what the best one holds.
 _NEARLY_BEST = 1.03

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pagedbatch.config import EngineConfig
-from pagedbatch.planning.outcomes import Supposition
 from pagedbatch.sequence import Request
-from pagedbatch.simulation.simulate import simulate
+from pagedbatch.tools.plan.outcomes import Supposition
+from pagedbatch.tools.simulate.simulate import simulate
 
 #: Block sizes that a plan compares, beside the run's own.
 BLOCK_SIZES = (8, 16, 32, 64, 128)

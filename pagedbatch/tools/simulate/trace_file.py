@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from pagedbatch.errors import UsageError
-from pagedbatch.simulation.lengths import RequestLengths
+from pagedbatch.tools.simulate.lengths import RequestLengths
 
 #: Column names of published traces, those that are tried first.
 INPUT_COLUMNS = ("ContextTokens", "input_length", "num_prefill_tokens", "prompt_tokens", "input_tokens")

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pagedbatch.bench.processes import run_python
-from pagedbatch.bench.workload import BenchJob
 from pagedbatch.errors import RunError
+from pagedbatch.tools.bench.processes import run_python
+from pagedbatch.tools.bench.workload import BenchJob
 
 
 def run_ours(job: BenchJob, prompts: Path, num_prompts: int, flags: Mapping[str, Any], folder: Path) -> dict[str, Any]:

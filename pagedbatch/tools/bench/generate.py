@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from pagedbatch.bench.processes import answer
 from pagedbatch.errors import RunError
+from pagedbatch.tools.bench.processes import answer
 
 #: A larger batch that brings less than this much more is the last one tried.
 _WORTH_GOING_ON = 1.05

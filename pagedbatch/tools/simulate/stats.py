@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagedbatch import __version__
-from pagedbatch.simulation.simulate import Simulated
+from pagedbatch.tools.simulate.simulate import Simulated
 
 
 def simulation_stats(found: Simulated, settings: Mapping[str, Any]) -> dict[str, Any]:

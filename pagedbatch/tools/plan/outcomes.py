@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pagedbatch.sequence import Request
-from pagedbatch.simulation.simulate import ScriptedRequest
+from pagedbatch.tools.simulate.simulate import ScriptedRequest
 
 #: Of its limit, what an output is expected to take where nobody says.
 _EXPECTED_SHARE = 1 / 4

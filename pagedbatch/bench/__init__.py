@@ -1,1 +1,0 @@
-"""What `pagedbatch bench` measures: our command and Hugging Face's `generate` on the same work, each in its process."""

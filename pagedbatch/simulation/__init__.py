@@ -1,1 +1,0 @@
-"""Runs without a model: the real scheduler and pool on lengths alone."""

@@ -1,0 +1,1 @@
+"""Commands around a run: plan, simulate, bench. Only `cli` imports them."""
