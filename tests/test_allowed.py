@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedbatch.constraint import Allowed, AllowedIds, AllowedMask
-from pagedbatch.model.allowed import keep_allowed_
+from pagedbatch.model.token_mask import keep_allowed_
 
 
 def listed(token_ids: list[int]) -> AllowedIds:

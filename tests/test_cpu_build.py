@@ -15,7 +15,7 @@ from pagedbatch_kernels.cpu.rows import CpuRowOps
 
 from pagedbatch.errors import UsageError
 from pagedbatch.model import backends
-from pagedbatch.model.torch_rows import TorchRowOps
+from pagedbatch.model.torch_sampling import TorchRowOps
 
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here")

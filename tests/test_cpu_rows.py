@@ -13,7 +13,7 @@ from pagedbatch_kernels.cpu.rows import CpuRowOps
 from pagedbatch_kernels.row_ops import Draws
 from torch import Tensor
 
-from pagedbatch.model.torch_rows import TorchRowOps
+from pagedbatch.model.torch_sampling import TorchRowOps
 
 pytestmark = pytest.mark.skipif(not can_load(), reason="there is no C++ compiler here")
 

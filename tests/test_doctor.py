@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from pagedbatch.cli.app import app
 from pagedbatch.model.context_length import max_model_len
-from pagedbatch.model.facts import model_facts
+from pagedbatch.model.model_config import model_facts
 from pagedbatch.model.support import common_window, sliding_windows, what_is_missing
 
 

@@ -19,7 +19,7 @@ from pagedbatch.engine.engine import Engine
 from pagedbatch.model.attention import ATTENTION_NAME, register_attention
 from pagedbatch.model.forward import ForwardName
 from pagedbatch.model.input_batch import InputBatch
-from pagedbatch.model.lean import LEAN_MODEL_TYPES
+from pagedbatch.model.llama_forward import LEAN_MODEL_TYPES
 from pagedbatch.model.loader import LoadedModel, ModelDefaults
 from pagedbatch.model.runner import ModelRunner
 from pagedbatch.model.support import SUPPORTED_MODEL_TYPES, check_supported

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pagedbatch.model.logprobs import NOT_NUMBERS
 from pagedbatch.model.sampler import Sampler
-from pagedbatch.model.torch_rows import TorchRowOps
+from pagedbatch.model.torch_sampling import TorchRowOps
 from pagedbatch.outputs import BeamTask, SampleTask, SchedulerOutput
 from pagedbatch.params import GenerationParams
 

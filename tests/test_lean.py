@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from pagedbatch.model.attention import ATTENTION_NAME, register_attention
 from pagedbatch.model.forward import ForwardName
-from pagedbatch.model.lean import can_run_lean
+from pagedbatch.model.llama_forward import can_run_lean
 from pagedbatch.model.loader import LoadedModel, ModelDefaults, load_model
 from pagedbatch.model.runner import ModelRunner
 from pagedbatch.outputs import PromptTask, SampleTask, ScheduledSequence, SchedulerOutput

@@ -12,7 +12,7 @@ from pagedbatch_kernels.cpu.build import can_load
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from pagedbatch.model import lean
+from pagedbatch.model import llama_forward as lean
 from pagedbatch.model.loader import load_model
 from pagedbatch.model.mapped_weights import map_each_alone
 from pagedbatch.model.runner import ModelRunner

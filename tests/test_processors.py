@@ -16,7 +16,7 @@ from transformers.generation.logits_process import (
     SequenceBiasLogitsProcessor,
 )
 
-from pagedbatch.model.processors import changes_scores, process_row
+from pagedbatch.model.logits_processors import changes_scores, process_row
 from pagedbatch.outputs import History
 from pagedbatch.params import GenerationParams
 

@@ -14,8 +14,8 @@ from fake_runs import fake_engine, fake_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedbatch.model.scoring import score_prompts
-from pagedbatch.model.torch_rows import TorchRowOps
+from pagedbatch.model.prompt_logprobs import score_prompts
+from pagedbatch.model.torch_sampling import TorchRowOps
 from pagedbatch.outputs import PromptScores, PromptTask
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request

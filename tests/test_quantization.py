@@ -16,8 +16,8 @@ from torch.nn.utils import parametrize
 
 from pagedbatch.model.forward import ForwardName
 from pagedbatch.model.inspection import inspect_model
-from pagedbatch.model.lean import can_run_lean
 from pagedbatch.model.library_errors import is_installed
+from pagedbatch.model.llama_forward import can_run_lean
 from pagedbatch.model.runner import ModelRunner
 
 FP8 = {

@@ -18,7 +18,7 @@ from torch import Tensor
 from pagedbatch.model.logprobs import NOT_NUMBERS
 from pagedbatch.model.philox import uniforms
 from pagedbatch.model.sampler import NOTHING_LEFT, Sampler
-from pagedbatch.model.torch_rows import TorchRowOps
+from pagedbatch.model.torch_sampling import TorchRowOps
 from pagedbatch.outputs import BeamResult, BeamTask, History, SampleResult, SampleTask, SchedulerOutput
 from pagedbatch.params import GenerationParams
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pagedbatch.model.selection import first_largest, largest
+from pagedbatch.model.topk import first_largest, largest
 
 SIZES = [1, 5, 31, 32, 33, 64, 300, 5000, 50257]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagedbatch.model.torch_rows import invert_cdf
+from pagedbatch.model.torch_sampling import invert_cdf
 
 LAST_POINT = 1 - 2.0**-53
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from pagedbatch.model.truncation import keep_by_sorting_, keep_likely_
+from pagedbatch.model.top_k_top_p import keep_by_sorting_, keep_likely_
 
 SIZES = [1, 2, 5, 127, 128, 129, 300, 5000, 49152]
 #: Spread of random logits: from nearly even odds to nearly one token.

@@ -14,8 +14,8 @@ import typer
 from pagedbatch.printable import printable
 
 if TYPE_CHECKING:
-    from pagedbatch.model.facts import ModelFacts
     from pagedbatch.model.inspection import Inspection
+    from pagedbatch.model.model_config import ModelFacts
 
 _PACKAGES = ("torch", "transformers", "triton", "datasets", "tokenizers", "safetensors", "zstandard", "gguf")
 

@@ -55,8 +55,8 @@ def pool_shape(model: str | None, shape: KVShape, dtype: str, max_model_len: int
         raise UsageError("--model says what --num-layers, --num-kv-heads and --head-dim do: give one or the other")
     import torch
 
-    from pagedbatch.model.facts import model_facts
     from pagedbatch.model.loader import load_config
+    from pagedbatch.model.model_config import model_facts
 
     facts = model_facts(load_config(model))
     return PoolShape(

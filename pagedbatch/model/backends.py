@@ -15,7 +15,7 @@ from pagedbatch_kernels.row_ops import RowOps
 from torch import Tensor
 
 from pagedbatch.errors import UsageError
-from pagedbatch.model.torch_rows import TorchRowOps
+from pagedbatch.model.torch_sampling import TorchRowOps
 
 REFERENCE = cast(Backend, reference)
 

@@ -71,8 +71,8 @@ def choose_forward(
     if name == "auto" and backend_name == "cpu":
         from pagedbatch_kernels.cpu.layers import LayerOps
 
-        from pagedbatch.model.lean import LeanForward, can_run_lean
         from pagedbatch.model.linear import choose_linears
+        from pagedbatch.model.llama_forward import LeanForward, can_run_lean
 
         if can_run_lean(model):
             if not keep_model:

@@ -8,8 +8,8 @@ from typing import Any
 
 from pagedbatch.errors import UsageError
 from pagedbatch.model.checkpoint import check_folder, check_tensors, checkpoint_tensors
-from pagedbatch.model.facts import ModelFacts, model_facts
 from pagedbatch.model.loader import load_tokenizer, model_defaults, whole_config
+from pagedbatch.model.model_config import ModelFacts, model_facts
 from pagedbatch.model.model_files import ModelSource, find_model
 from pagedbatch.model.quantization import quantization_method, quantization_of, quantization_problem
 from pagedbatch.model.support import what_is_missing

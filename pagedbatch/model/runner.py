@@ -20,8 +20,8 @@ from pagedbatch.model.forward import ForwardName, choose_forward
 from pagedbatch.model.input_batch import InputBatcher, rows_needed
 from pagedbatch.model.kv_cache import KVCache, cache_shape, choose_pool_size
 from pagedbatch.model.loader import LoadedModel
+from pagedbatch.model.prompt_logprobs import score_prompts
 from pagedbatch.model.sampler import Sampler
-from pagedbatch.model.scoring import score_prompts
 from pagedbatch.outputs import ModelRunnerOutput, SchedulerOutput, StepSeconds
 
 

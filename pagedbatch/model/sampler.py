@@ -10,12 +10,12 @@ import torch
 from pagedbatch_kernels.row_ops import Draws, RowOps
 from torch import Tensor
 
-from pagedbatch.model.allowed import keep_allowed_
 from pagedbatch.model.beam_ranking import beam_passes
+from pagedbatch.model.logits_processors import changes_scores, process_row
 from pagedbatch.model.logprobs import NOT_NUMBERS, leave_out_padding_, list_top_logprobs, readable, top_logprobs
 from pagedbatch.model.philox import uniforms
-from pagedbatch.model.processors import changes_scores, process_row
-from pagedbatch.model.torch_rows import TorchRowOps, likely_weights
+from pagedbatch.model.token_mask import keep_allowed_
+from pagedbatch.model.torch_sampling import TorchRowOps, likely_weights
 from pagedbatch.model.transfer import Pass, run_passes, send
 from pagedbatch.outputs import BeamResult, SampleResult, SampleTask, SchedulerOutput
 

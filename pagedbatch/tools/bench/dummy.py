@@ -11,8 +11,8 @@ import psutil
 import torch
 
 from pagedbatch.errors import UsageError
-from pagedbatch.model.facts import num_parameters
 from pagedbatch.model.loader import load_config, load_tokenizer
+from pagedbatch.model.model_config import num_parameters
 from pagedbatch.model.support import check_supported
 from pagedbatch.stats.wording import size
 

@@ -13,8 +13,8 @@ import torch
 
 from pagedbatch.errors import RowError, UsageError
 from pagedbatch.input.reader import open_source
-from pagedbatch.model.facts import num_parameters
 from pagedbatch.model.loader import choose_device, choose_dtype, load_config
+from pagedbatch.model.model_config import num_parameters
 from pagedbatch.run.startup import TextSide, open_text_side
 from pagedbatch.settings import merge
 from pagedbatch.tools.bench.dummy import dummy_prompts, make_dummy_model, readable_config

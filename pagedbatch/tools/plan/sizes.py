@@ -46,9 +46,9 @@ def size_up(settings: RunSettings, defaults: ModelDefaults) -> Sizes:
     Raises:
         UsageError: no such device, or no room for a block.
     """
-    from pagedbatch.model.facts import model_facts, num_parameters
     from pagedbatch.model.kv_cache import FREE_MEMORY_SHARE, choose_pool_size, free_memory
     from pagedbatch.model.loader import check_weights, choose_device, choose_dtype, load_config
+    from pagedbatch.model.model_config import model_facts, num_parameters
 
     config = load_config(settings.model, trust_remote_code=settings.trust_remote_code)
     device = choose_device(settings.device)

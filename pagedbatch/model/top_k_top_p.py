@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagedbatch.model.selection import largest
+from pagedbatch.model.topk import largest
 from pagedbatch.model.transfer import send
 
 #: Tokens ranked at first: the whole nucleus of most rows of a language model.

@@ -10,9 +10,9 @@ import torch
 from pagedbatch_kernels.row_ops import Draws
 from torch import Tensor
 
-from pagedbatch.model.selection import first_largest, largest
+from pagedbatch.model.top_k_top_p import keep_likely_
+from pagedbatch.model.topk import first_largest, largest
 from pagedbatch.model.transfer import send
-from pagedbatch.model.truncation import keep_likely_
 
 #: Logits worked on at once. On a CPU they stay in its caches, where a pass costs a fraction; on a GPU this only bounds
 #: the memory that a step needs.
