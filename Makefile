@@ -90,13 +90,13 @@ bench: $(SETUP)
 	@$(FIND_MODEL); $(BIN)pagedbatch bench $(PROMPTS) --model "$$model" $(BENCH_FLAGS)
 
 fidelity: $(SETUP)
-	@$(FIND_MODEL); $(PY) tests/check_fidelity.py "$$model" $(PROMPTS)
+	@$(FIND_MODEL); PYTHONPATH=tests $(PY) benchmarks/check_fidelity.py "$$model" $(PROMPTS)
 
 kernels-check: $(SETUP)
-	@$(PY) kernels/check.py
+	@$(PY) benchmarks/check_kernels.py
 
 gpu-check: $(SETUP)
-	@$(PY) kernels/gpu_check.py $(if $(DRY),--dry)
+	@$(PY) benchmarks/gpu_check.py $(if $(DRY),--dry)
 
 $(RECIPES): $(SETUP)
 	@mkdir -p out
@@ -118,7 +118,7 @@ picture: $(SETUP)
 	@$(PY) docs/make_picture.py out/picture.stats.json docs/account.svg
 
 paper: $(SETUP)
-	@$(FIND_MODEL); $(PY) tests/check_paper.py "$$model" $(PROMPTS)
+	@$(FIND_MODEL); $(PY) benchmarks/check_paper.py "$$model" $(PROMPTS)
 
 hf-dataset: out/trivia
 

@@ -134,7 +134,7 @@ def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_without_matplotlib_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in [name for name in sys.modules if name.startswith("pagedbatch.stats.page.")]:
+    for module in [name for name in sys.modules if name.startswith("pagedbatch.report.html.")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError, match=r"pagedbatch\[report\]"):

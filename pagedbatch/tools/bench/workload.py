@@ -69,7 +69,7 @@ def choose_jobs(names: Sequence[str], *, n: int, num_beams: int, max_tokens: int
 
 def built_in_prompts(count: int) -> list[Prompt]:
     """The first `count` prompts of our own, or all that there are."""
-    lines = (files("pagedbatch.bench") / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (files("pagedbatch.tools.bench") / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines[:count]]
 
 

@@ -2,8 +2,8 @@
 
 A survivor descends from the beam of its own rank with probability `STAYS`, else from any beam, each as likely (the
 Moran model of population genetics). Looking back from the beams of a step, that leaves as many different ancestors as
-real searches do (`tests/beam_sharing.py`: SmolLM2-135M-Instruct and stories260K, mean of both at 2 and 4 beams, the
-latter alone at 6):
+real searches do (`benchmarks/beam_sharing.py`: SmolLM2-135M-Instruct and stories260K, mean of both at 2 and 4 beams,
+the latter alone at 6):
 
     steps back       1     2     4     8     16    32
     2 beams  real    1.74  1.55  1.30  1.11  1.02  1.00

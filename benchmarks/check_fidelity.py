@@ -1,6 +1,6 @@
 """Greedy decoding of real prompts against Hugging Face's `generate` in float32: `make fidelity`.
 
-    python tests/check_fidelity.py MODEL PROMPTS.jsonl [COUNT [DTYPE]]
+    PYTHONPATH=tests python benchmarks/check_fidelity.py MODEL PROMPTS.jsonl [COUNT [DTYPE]]
 
 DTYPE (float32) is that of our run. A row may differ only where Hugging Face's two best logits are a near tie: there
 rounding decides. Each such place is printed; any other difference fails the check. Kept out of the tests for its length

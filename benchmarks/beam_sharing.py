@@ -1,10 +1,12 @@
-"""How much memory the beams of a real search share, and how their ancestors meet: `python tests/beam_sharing.py MODEL
-PROMPTS.jsonl [ROWS [WIDTHS...]]`. No test runs it.
+"""How much memory the beams of a real search share, and how their ancestors meet. No test runs it.
+
+    python benchmarks/beam_sharing.py MODEL PROMPTS.jsonl [ROWS [WIDTHS...]]
 
 Runs real searches of widths 2, 4 and 6, of log-normal lengths with the mean of the paper's Alpaca trace, and prints the
 saving beside the paper's (PagedAttention, arXiv 2309.06180, figure 15: OPT-13B). From the same searches it measures
 from how many different beams the survivors of a step descend, 1, 2, 4, ... steps back: what the genealogies of
-`pagedbatch.simulation` are fitted to. Theirs, and the saving that a simulation of the same lengths gives, stand beside.
+`pagedbatch.tools.simulate` are fitted to. Theirs, and the saving that a simulation of the same lengths
+gives, stand beside.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The figures of the PagedAttention paper (arXiv 2309.06180) beside ours: `make paper`.
 
-    python tests/check_paper.py [MODEL PROMPTS.jsonl [ROWS]]
+    python benchmarks/check_paper.py [MODEL PROMPTS.jsonl [ROWS]]
 
 Sections 2.2 and 6.3: figure 2 (where contiguous memory goes) and figure 15 (what sharing saves, OPT-13B). The paper
 gives the means of its traces' lengths, not their spread, so that ours is drawn: log-normal, every sample as long as its

@@ -1,6 +1,6 @@
 """What drawing costs beside the model: host and sampling time as shares of a decode step. For a quiet machine, by hand.
 
-    python tests/bench_sampling.py MODEL PROMPTS.jsonl [ROWS]
+    python benchmarks/bench_sampling.py MODEL PROMPTS.jsonl [ROWS]
 
 Medians over the decode steps of ROWS (128) rows, whose prompts are those of the file, over and over. Real text matters:
 after random tokens a model's next one is anybody's guess, and a nucleus as large as the vocabulary.

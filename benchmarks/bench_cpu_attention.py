@@ -1,4 +1,6 @@
-"""Times one layer's attention on this CPU, the native kernel against the torch reference: python kernels/bench_cpu.py
+"""Times one layer's attention on this CPU, the native kernel against the torch reference.
+
+    python benchmarks/bench_cpu_attention.py
 
 The shapes are SmolLM2-135M's: 9 heads, 3 KV heads of 64. Run it on a quiet machine; OMP_NUM_THREADS sets the threads.
 """

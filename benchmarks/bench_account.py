@@ -1,4 +1,4 @@
-"""What the account costs of a step: `python tests/bench_account.py MODEL [ROWS]`. For a quiet machine, by hand.
+"""What the account costs of a step: `python benchmarks/bench_account.py MODEL [ROWS]`. For a quiet machine, by hand.
 
 Runs ROWS (128) rows of the real model at once and times, in the same run, all that is done for the account alone: the
 pool's counts, the map of the peak, what `MemoryAccount` takes in. Prints its share of the time of the steps.

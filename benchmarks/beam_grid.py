@@ -1,6 +1,6 @@
-"""Every combination of what shapes a beam search, compared with `generate`: `python tests/beam_grid.py` runs them all.
+"""Every combination of what shapes a beam search, compared with `generate`.
 
-    python tests/beam_grid.py [table|rand|stories ...]
+    PYTHONPATH=tests python benchmarks/beam_grid.py [table|rand|stories ...]
 
 Kept out of the tests for its length (minutes a model); `test_beam_grid.py` runs a sample. What is compared: the texts,
 their order, and their scores within 1e-4.

@@ -1,4 +1,6 @@
-"""Rows a second through one job whose workers take no time, and its memory: `python tests/bench_workers.py [ROWS ...]`.
+"""Rows a second through one job whose workers take no time, and its memory.
+
+    PYTHONPATH=tests python benchmarks/bench_workers.py [ROWS ...]
 
 Each count of rows runs in a process of its own: JSONL in, Ray Data, two workers with real engines around a runner that
 takes no time, the journal, JSONL out. By default 20,000 rows, then 200,000. Memory is that of the job's process.

@@ -1,6 +1,6 @@
 """Whether cost grows as it should. For a quiet machine, by hand.
 
-    python tests/bench_growth.py [MODEL PROMPTS.jsonl]
+    PYTHONPATH=tests python benchmarks/bench_growth.py [MODEL PROMPTS.jsonl]
 
 The host half, around a runner that takes no time: its seconds a step with many rows waiting against few, and with a
 large pool, all of whose blocks hold something, against a small one. With a model: tokens a second with more and more

@@ -1,1 +1,0 @@
-"""The job: rows in, requests to the engine, records out."""
