@@ -1,4 +1,6 @@
-"""What a step of a wide beam search costs outside the model: `PYTHONPATH=tests python benchmarks/bench_beams.py`. No test runs it.
+"""What a step of a wide beam search costs outside the model. No test runs it.
+
+    PYTHONPATH=tests python benchmarks/bench_beams.py
 
 One prompt on a tiny model, at two widths, early and late in the search. Processor time on one core, so that a busy
 machine changes little: `outside` is a step without the model's forward, `host` is its part before and after the runner

@@ -1,6 +1,8 @@
 """What fifty hostile rows among a thousand cost: the same job without and with them, and whether the others are equal.
 
-`PYTHONPATH=tests python benchmarks/bench_hostile.py MODEL [ROWS]`: prompts are short questions, 16 tokens are written for each.
+    PYTHONPATH=tests python benchmarks/bench_hostile.py MODEL [ROWS]
+
+Prompts are short questions, 16 tokens are written for each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Rows a second and peak memory of everything around the model: `PYTHONPATH=tests python benchmarks/bench_job.py [ROWS ...]`.
+"""Rows a second and peak memory of everything around the model.
+
+    PYTHONPATH=tests python benchmarks/bench_job.py [ROWS ...]
 
 Each count of rows runs in a process of its own: JSONL in, reader, prompts, scheduler, journal, finisher, JSONL out, and
 a runner that takes no time. By default 1,000 rows, then 1,000,000. `--profile` names the functions that cost most.

@@ -1,4 +1,6 @@
-"""By hand: hostile rows by the thousand. `PYTHONPATH=tests python benchmarks/check_hostile.py [ROWS]` (20,000 if not said).
+"""By hand: hostile rows by the thousand.
+
+    PYTHONPATH=tests python benchmarks/check_hostile.py [ROWS = 20,000]
 
 Each job has ten of them between healthy rows, which must come out as they do alone; whatever is raised ends it.
 """

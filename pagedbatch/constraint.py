@@ -1,6 +1,6 @@
 """What a constraint is to the engine: a state for each sequence, which knows the tokens that may come next.
 
-Knows none of them. They are in `engine/catalog.py`, `engine/thinking.py` and `model/grammar.py`.
+The constraints themselves are in `constraints/`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
+
+#: The fields of a row that constrain its outputs; a row takes one of them.
+CONSTRAINT_FIELDS = ("allowed_outputs", "json_schema", "regex", "grammar")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,6 +25,15 @@ MAX_STOPS, MAX_STOP_LENGTH = 2**10, 2**12
 MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH = 2**16, 2**12
 
 
+def is_unicode(text: str) -> bool:
+    """Whether `text` can be written as UTF-8: JSON escapes can smuggle in lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def integer(low: int, high: int) -> Reader:
     """An integer from `low` to `high`."""
 

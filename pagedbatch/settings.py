@@ -17,13 +17,14 @@ from typing import Any, Literal
 
 from pagedbatch.config import PreemptionMode
 from pagedbatch.errors import ParamError, UsageError
-from pagedbatch.input.files.csv_rows import DELIMITERS
 from pagedbatch.params import READERS as GENERATION_READERS
 from pagedbatch.params import GenerationParams, resolve
 from pagedbatch.shard import Shard
 
 Origin = Literal["command line", "recipe", "model", "default"]
 
+#: What separates the cells of a CSV file, by name.
+DELIMITERS = {"comma": ",", "tab": "\t", "semicolon": ";", "pipe": "|"}
 _MOST_SECONDS = 86_400
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _MOST_TOKENS = 2**31 - 1

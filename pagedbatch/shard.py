@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from pagedbatch.errors import UsageError
-from pagedbatch.output.journal_lines import Manifest
 
 _FORM = re.compile(r"(\d{1,9})/(\d{1,9})")
 
@@ -66,19 +65,3 @@ def name_rows(rows: range) -> str:
     if not rows:
         return "none"
     return f"{rows[0]}-{rows[-1]}" if len(rows) > 1 else str(rows[0])
-
-
-def describe_shard(manifest: Manifest, rows: range, num_rows: int) -> dict[str, Any]:
-    """The section `shard` of the stats: which rows these are, and what the results depend on, shards apart."""
-    content = manifest.input
-    stored = manifest.stored()
-    settings = {name: value for name, value in stored["settings"].items() if name not in ("shard", "rows")}
-    return {
-        "shard": manifest.settings["shard"],
-        "first_row": rows.start,
-        "num_rows": len(rows),
-        "of_rows": num_rows,
-        "input": {"name": content.name, "size": content.size, "hash": content.digest()},
-        "model": stored["model"],
-        "settings": settings,
-    }

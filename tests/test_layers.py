@@ -16,28 +16,28 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 ARROWS = {
     "plain": {"plain"},
     "engine": {"plain", "engine"},
+    "constraints": {"plain", "engine", "constraints"},
     "stats": {"plain", "stats"},
+    "report": {"plain", "stats", "report"},
     "kernels": {"kernels"},
     "model": {"plain", "kernels", "model"},
-    "job": {"plain", "engine", "stats", "model", "job"},
-    "simulation": {"plain", "engine", "stats", "job", "simulation"},
-    "planning": {"plain", "engine", "stats", "model", "job", "simulation", "planning"},
-    "bench": {"plain", "stats", "model", "job", "bench"},
-    "bench children": {"plain", "stats", "model", "job", "bench", "bench children"},
-    "cli": {"plain", "engine", "stats", "model", "job", "bench", "simulation", "planning", "cli"},
+    "input": {"plain", "constraints", "input"},
+    "output": {"plain", "engine", "stats", "output"},
+    "run": {"plain", "engine", "constraints", "stats", "model", "input", "output", "run"},
+    "tools": {"plain", "engine", "constraints", "stats", "model", "input", "output", "run", "report", "tools"},
+    "bench children": {"plain", "stats", "model", "input", "run", "tools", "bench children"},
+    "cli": {"plain", "stats", "model", "input", "output", "run", "report", "tools", "cli"},
 }
 #: These layers never import a device library; they are tested, and start, without one.
-HOST_ONLY = {"plain", "engine", "stats", "simulation"}
+HOST_ONLY = {"plain", "engine", "stats", "report", "output"}
 DEVICE_LIBRARIES = {"torch", "transformers", "triton", "accelerate", "gguf", "xgrammar"}
 #: These layers import the device half and slow libraries inside functions only: `--help` and wrong usage don't wait.
-LAZY = {"job", "planning", "bench", "cli"}
+LAZY = {"input", "output", "run", "tools", "cli"}
 SLOW_LIBRARIES = DEVICE_LIBRARIES | {"datasets", "pyarrow", "numpy", "matplotlib"}
-#: A layer of their own: processes that the benchmark starts and must not import, for it has to stay small.
-BENCH_CHILDREN = ("pagedbatch.tools.bench.prepare", "pagedbatch.tools.bench.dummy", "pagedbatch.tools.bench.generate")
 #: All that imports ray. They are imported late themselves, by a run that asked for workers, and so need not be lazy.
-RAY_MODULES = tuple(f"pagedbatch.job.workers.{name}" for name in ("cluster", "dataset", "forgetting"))
+RAY_MODULES = tuple(f"pagedbatch.run.workers.ray_{name}" for name in ("cluster", "dataset", "metadata_leak"))
 #: A layer of their own: processes that the benchmark starts and must not import, for it has to stay small.
-BENCH_CHILDREN = ("pagedbatch.tools.bench.prepare", "pagedbatch.tools.bench.dummy", "pagedbatch.tools.bench.generate")
+BENCH_CHILDREN = tuple(f"pagedbatch.tools.bench.{name}" for name in ("prepare", "dummy", "generate"))
 PACKAGES = {
     "pagedbatch": REPOSITORY / "pagedbatch",
     "pagedbatch_kernels": REPOSITORY / "kernels" / "pagedbatch_kernels",
@@ -148,13 +148,13 @@ def test_importing_the_kernels_package_needs_no_device_library() -> None:
         ),
         ("pagedbatch.outputs", "from pagedbatch.engine.engine import Engine"),
         ("pagedbatch.stats.x", "from transformers import AutoConfig"),
-        ("pagedbatch.job.x", "from pagedbatch.model.runner import Runner"),
-        ("pagedbatch.job.x", "class A:\n    import torch"),
+        ("pagedbatch.run.x", "from pagedbatch.model.runner import Runner"),
+        ("pagedbatch.run.x", "class A:\n    import torch"),
         ("pagedbatch.cli.x", "import datasets"),
-        ("pagedbatch.job.x", "from pagedbatch import cli"),
-        ("pagedbatch.job.x", "from pagedbatch.bench import workload"),
-        ("pagedbatch.bench.x", "def f():\n    from pagedbatch.tools.bench.generate import measure"),
-        ("pagedbatch.bench.x", "import torch"),
+        ("pagedbatch.run.x", "from pagedbatch import cli"),
+        ("pagedbatch.run.x", "from pagedbatch.tools.bench import workload"),
+        ("pagedbatch.tools.bench.x", "def f():\n    from pagedbatch.tools.bench.generate import measure"),
+        ("pagedbatch.tools.bench.x", "import torch"),
         ("pagedbatch_kernels.x", "from pagedbatch import outputs"),
         ("pagedbatch.run.workers.pool", "def f():\n    import ray"),
         ("pagedbatch.run.workers.pool", "from pagedbatch.run.workers.ray_dataset import Worker"),
@@ -168,12 +168,12 @@ def test_a_wrong_import_is_found(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("pagedbatch.job.x", "def f():\n    from pagedbatch.model.runner import Runner"),
+        ("pagedbatch.run.x", "def f():\n    from pagedbatch.model.runner import Runner"),
         ("pagedbatch.cli.x", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
         ("pagedbatch.model.x", "import torch\nfrom pagedbatch_kernels import reference"),
         ("pagedbatch.engine.x", "from pagedbatch.outputs import BlockCopy\nimport heapq"),
         ("pagedbatch.run.workers.ray_dataset", "import ray\nimport pyarrow"),
-        ("pagedbatch.job.x", "def f():\n    from pagedbatch.run.workers.ray_dataset import Worker"),
+        ("pagedbatch.run.x", "def f():\n    from pagedbatch.run.workers.ray_dataset import Worker"),
     ],
 )
 def test_a_right_import_is_left_alone(module: str, source: str) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pagedbatch.constraint import CONSTRAINT_FIELDS
 from pagedbatch.input.fields.field_table import (
     BUNDLES,
     CHAT_FIELDS,
-    CONSTRAINT_FIELDS,
     HARMLESS,
     LACKED,
     PLACE_FIELDS,

@@ -18,7 +18,7 @@ def merge(
 ) -> int:
     """Put the outputs of `run --shard I/N` together, as if one run had written them."""
     from pagedbatch.output.merge import merge_parts
-    from pagedbatch.stats.wording import plural
+    from pagedbatch.wording import plural
 
     merged = merge_parts(parts, output, say)
     counts = f"{merged.num_ok:,} ok, {plural(merged.num_error, 'error')}"

@@ -18,7 +18,7 @@ from pagedbatch.cli.tally import Tally
 from pagedbatch.outputs import PoolCounts, StepSnapshot
 from pagedbatch.printable import printable
 from pagedbatch.report.charts import Part, glyphs_for, stacked_bar
-from pagedbatch.stats.wording import duration, plural
+from pagedbatch.wording import duration, plural
 
 Clock = Callable[[], float]
 

@@ -124,12 +124,12 @@ def simulate(
     from pagedbatch.output.durable import write_atomically
     from pagedbatch.report.details import details
     from pagedbatch.report.summary import summary
-    from pagedbatch.stats.wording import plural
     from pagedbatch.tools.simulate.lengths import parse_log_normal
     from pagedbatch.tools.simulate.simulate import simulate
     from pagedbatch.tools.simulate.stats import simulation_stats
     from pagedbatch.tools.simulate.trace import SampleLengths, script_trace
     from pagedbatch.tools.simulate.trace_file import TraceColumns, read_trace
+    from pagedbatch.wording import plural
 
     if (trace is None) == (log_normal is None):
         raise UsageError("give a trace, or --log-normal IN,OUT,SIGMA")

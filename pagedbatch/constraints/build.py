@@ -13,11 +13,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pagedbatch.constraint import Constraint
+from pagedbatch.constraint import CONSTRAINT_FIELDS, Constraint
 from pagedbatch.constraints.catalog_source import CatalogEncoder, Item, check_items, read_catalog
 from pagedbatch.constraints.json_schema import unheld_part
 from pagedbatch.errors import RowError, UsageError
-from pagedbatch.input.fields.field_table import CONSTRAINT_FIELDS
 from pagedbatch.params import GenerationParams
 from pagedbatch.preparation_steps import not_counted, step
 from pagedbatch.wording import short

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pagedbatch.errors import RowError, UsageError
-from pagedbatch.input.row import is_unicode
+from pagedbatch.readers import is_unicode
 from pagedbatch.wording import short
 
 if TYPE_CHECKING:

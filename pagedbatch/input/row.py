@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagedbatch.input.openai_batch import is_batch_row
+from pagedbatch.readers import is_unicode
 from pagedbatch.wording import short
 
 RowId = int | str
@@ -101,15 +102,6 @@ def look_up(fields: Mapping[str, Any], name: str) -> Any:
             raise KeyError(name)
         value = value[part]
     return value
-
-
-def is_unicode(text: str) -> bool:
-    """Whether `text` can be written as UTF-8: JSON escapes can smuggle in lone surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def id_hash(row_id: RowId, salt: int = 0) -> int:

@@ -14,9 +14,9 @@ from pagedbatch.input.chat.messages import Message
 from pagedbatch.input.chat.options import ChatOptions
 from pagedbatch.input.chat.template import ChatTemplate
 from pagedbatch.input.long_text import check_fits, first_token_ids, is_long, last_token_ids
-from pagedbatch.input.row import is_unicode
 from pagedbatch.params import GenerationParams
 from pagedbatch.preparation_steps import CHAT_TEMPLATE, TOKENIZING, step
+from pagedbatch.readers import is_unicode
 
 
 class PromptEncoder:

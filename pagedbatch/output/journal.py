@@ -41,7 +41,7 @@ from pagedbatch.output.journal_lines import (
     unseal,
 )
 from pagedbatch.output.locking import open_locked
-from pagedbatch.stats.wording import plural
+from pagedbatch.wording import plural
 
 #: A power cut loses no more than this: so long, or so many rows, may stand written and not yet on the disk.
 _SYNC_SECONDS = 1.0

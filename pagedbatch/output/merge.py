@@ -19,7 +19,7 @@ from pagedbatch.output.paths import OutputPaths
 from pagedbatch.output.shard_outputs import Part, merged_paths, open_parts
 from pagedbatch.output.write import EXIT_ROWS_FAILED, clear_leftovers, write_records, write_stats
 from pagedbatch.stats.parts import merged_stats
-from pagedbatch.stats.wording import plural
+from pagedbatch.wording import plural
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from pagedbatch.errors import UsageError
-from pagedbatch.output.journal_lines import read_manifest, unseal
+from pagedbatch.output.journal_lines import Manifest, read_manifest, unseal
 from pagedbatch.output.paths import OutputPaths, output_paths
 from pagedbatch.shard import Shard, name_rows
 from pagedbatch.stats.schema import part_problem
-from pagedbatch.stats.wording import plural
+from pagedbatch.wording import plural
 
 _MAX_MANIFEST_BYTES = 1 << 24
 
@@ -178,3 +178,19 @@ def _gap(missing: range, parts: Sequence[Part]) -> str:
         first, last = (str(Shard.of_row(row, num_rows, count)) for row in (missing[0], missing[-1]))
         shards = f" (--shard {first})" if first == last else f" (--shard {first} to {last})"
     return f"rows {name_rows(missing)} are in none{shards}"
+
+
+def describe_shard(manifest: Manifest, rows: range, num_rows: int) -> dict[str, Any]:
+    """The section `shard` of the stats: which rows these are, and what the results depend on, shards apart."""
+    content = manifest.input
+    stored = manifest.stored()
+    settings = {name: value for name, value in stored["settings"].items() if name not in ("shard", "rows")}
+    return {
+        "shard": manifest.settings["shard"],
+        "first_row": rows.start,
+        "num_rows": len(rows),
+        "of_rows": num_rows,
+        "input": {"name": content.name, "size": content.size, "hash": content.digest()},
+        "model": stored["model"],
+        "settings": settings,
+    }

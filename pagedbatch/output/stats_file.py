@@ -10,8 +10,8 @@ from typing import Any
 
 from pagedbatch import __version__
 from pagedbatch.output.journal import Journal
+from pagedbatch.output.totals import Totals
 from pagedbatch.params import READERS, GenerationParams
-from pagedbatch.run.loop import Totals
 from pagedbatch.settings import RunSettings
 from pagedbatch.stats.memory import MemoryAccount
 

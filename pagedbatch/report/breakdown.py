@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pagedbatch.stats.wording import percent, plural
+from pagedbatch.wording import percent, plural
 
 Stats = Mapping[str, Any]
 

@@ -18,7 +18,7 @@ from pagedbatch.report.breakdown import print_breakdown
 from pagedbatch.report.charts import ASCII, Glyphs, Part, glyphs_for, sparkline, stacked_bar
 from pagedbatch.report.summary import CHART_BAR_WIDTH, CHART_LABEL_WIDTH
 from pagedbatch.stats.baselines import SCHEMES
-from pagedbatch.stats.wording import duration, percent, plural, size
+from pagedbatch.wording import duration, percent, plural, size
 
 Point = Mapping[str, Any]
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from pagedbatch.report.breakdown import summary_lines
 from pagedbatch.report.charts import Part, glyphs_for, stacked_bar
 from pagedbatch.stats.baselines import SCHEMES
-from pagedbatch.stats.wording import duration, percent, plural, sized
+from pagedbatch.wording import duration, percent, plural, sized
 
 CHART_LABEL_WIDTH = 19
 CHART_BAR_WIDTH = 36

@@ -14,7 +14,7 @@ from pagedbatch.input.preparation.preparation import Preparation
 from pagedbatch.input.reader import Source, Survey
 from pagedbatch.input.requests import template_fields
 from pagedbatch.settings import RunSettings
-from pagedbatch.stats.wording import plural
+from pagedbatch.wording import plural
 
 
 def check_columns(settings: RunSettings, source: Source, found: Survey) -> None:

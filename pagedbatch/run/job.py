@@ -19,20 +19,21 @@ from pagedbatch.output.journal import Journal
 from pagedbatch.output.journal_lines import Manifest, ModelIdentity
 from pagedbatch.output.paths import OutputPaths, output_paths
 from pagedbatch.output.records import RecordWriter
+from pagedbatch.output.shard_outputs import describe_shard
 from pagedbatch.output.stats_file import build_stats, describe_settings, versions
+from pagedbatch.output.totals import Totals
 from pagedbatch.output.write import EXIT_ROWS_FAILED, clear_leftovers, read_stats, write_output, write_stats
 from pagedbatch.params import resolve
 from pagedbatch.run.interrupts import EXIT_INTERRUPTED, Interrupts
-from pagedbatch.run.loop import RowsView, Totals
+from pagedbatch.run.loop import RowsView
 from pagedbatch.run.one_process import OneProcess
 from pagedbatch.run.open import OpenedJob, open_input, open_job
 from pagedbatch.run.pending_rows import Unfinished
 from pagedbatch.run.startup import open_device_side
 from pagedbatch.settings import RunSettings
-from pagedbatch.shard import describe_shard, shard_settings
+from pagedbatch.shard import shard_settings
 from pagedbatch.stats.memory import MemoryAccount
-from pagedbatch.stats.wording import plural
-from pagedbatch.wording import finished_of
+from pagedbatch.wording import finished_of, plural
 
 #: Settings that decide what is written, beside the generation parameters. The others change only how fast.
 _RESULT_SETTINGS = (

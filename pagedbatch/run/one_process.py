@@ -8,8 +8,9 @@ from typing import Any
 from pagedbatch.input.prefetch import ReadAhead
 from pagedbatch.input.preparation.preparation import Preparation
 from pagedbatch.output.finished_row import Answer, AnswerWriter
+from pagedbatch.output.totals import Totals
 from pagedbatch.run.interrupts import Interrupts
-from pagedbatch.run.loop import RowLoop, RowsView, Totals
+from pagedbatch.run.loop import RowLoop, RowsView
 from pagedbatch.run.pending_rows import Unfinished
 from pagedbatch.run.startup import DeviceSide, new_account
 from pagedbatch.settings import RunSettings

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from pagedbatch.errors import RowError
-from pagedbatch.input.row import is_unicode
+from pagedbatch.readers import is_unicode
 from pagedbatch.wording import short
 
 Message = dict[str, Any]

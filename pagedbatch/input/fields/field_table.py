@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pagedbatch.constraint import CONSTRAINT_FIELDS
 from pagedbatch.input.fields.field_forms import (
     Fields,
     add_special_tokens,
@@ -26,8 +27,6 @@ from pagedbatch.input.fields.field_forms import (
 from pagedbatch.params import READERS
 
 PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
-#: Those that constrain an output; a row takes one of them.
-CONSTRAINT_FIELDS = ("allowed_outputs", "json_schema", "regex", "grammar")
 #: What a chat template is given beside the messages.
 CHAT_FIELDS = ("tools", "documents", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 #: Whose turn a row is; not a part of its question.

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pagedbatch.constraint import CONSTRAINT_FIELDS
 from pagedbatch.errors import RowError
 from pagedbatch.input.fields import field_forms as forms
 from pagedbatch.input.fields.field_table import (
     BUNDLES,
     CHAT_FIELDS,
-    CONSTRAINT_FIELDS,
     HARMLESS,
     LACKED,
     OPTIONS,

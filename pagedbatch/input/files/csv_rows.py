@@ -13,11 +13,11 @@ from typing import Any, BinaryIO
 from pagedbatch.errors import UsageError
 from pagedbatch.input.fields.field_table import JSON_CELLS
 from pagedbatch.input.files.jsonl import DECODER, STREAM_ERRORS
-from pagedbatch.input.row import RawRow, is_unicode
+from pagedbatch.input.row import RawRow
+from pagedbatch.readers import is_unicode
 from pagedbatch.wording import short
 
 #: What may stand between the columns, by the names that --csv-delimiter takes beside the characters themselves.
-DELIMITERS = {"comma": ",", "tab": "\t", "semicolon": ";", "pipe": "|"}
 _CHUNK_CHARACTERS = 1 << 16
 _MAX_HEADER = 1 << 20
 #: Python's own words, which pandas writes.

@@ -9,11 +9,12 @@ from functools import partial
 from typing import BinaryIO, Literal
 
 from pagedbatch.errors import UsageError
-from pagedbatch.input.files.csv_rows import DELIMITERS, read_csv
+from pagedbatch.input.files.csv_rows import read_csv
 from pagedbatch.input.files.json_values import end_of_value, read_array, read_objects
 from pagedbatch.input.files.jsonl import WHITE_SPACE, parse_value, read_jsonl
 from pagedbatch.input.files.text_lines import read_text
 from pagedbatch.input.row import RawRow
+from pagedbatch.settings import DELIMITERS
 
 Kind = Literal["jsonl", "csv", "text", "array", "objects"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pagedbatch.errors import UsageError
-from pagedbatch.stats.wording import size as size_words
+from pagedbatch.wording import size as size_words
 
 MAGIC = b"\x28\xb5\x2f\xfd"
 

@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 from pagedbatch.report.html.canvas import legend
 from pagedbatch.report.html.palette import colour
 from pagedbatch.stats.baselines import SCHEMES
-from pagedbatch.stats.wording import duration
+from pagedbatch.wording import duration
 
 SHARES = ("used", "reserved", "internal", "external")
 

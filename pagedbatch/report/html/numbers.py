@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pagedbatch.stats.baselines import SCHEMES
-from pagedbatch.stats.wording import duration, percent, plural, sized
+from pagedbatch.wording import duration, percent, plural, sized
 
 Stats = Mapping[str, Any]
 

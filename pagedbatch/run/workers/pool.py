@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pagedbatch.errors import RunError, UsageError
 from pagedbatch.output.finished_row import Answer
+from pagedbatch.output.totals import Totals
 from pagedbatch.run.interrupts import Interrupts
-from pagedbatch.run.loop import RowsView, Totals
+from pagedbatch.run.loop import RowsView
 from pagedbatch.run.pending_rows import Unfinished
 from pagedbatch.run.workers.groups import GroupAnswers, choose_sizes
 from pagedbatch.run.workers.ledger import Overview, WorkerHistory

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pagedbatch.run.workers.ledger import Overview
-from pagedbatch.stats.wording import duration
+from pagedbatch.wording import duration
 
 #: A step is seconds at most; loading a large model may well take this long.
 SECONDS_OF_SILENCE = 300.0

@@ -14,7 +14,7 @@ from pagedbatch.errors import UsageError
 from pagedbatch.model.loader import load_config, load_tokenizer
 from pagedbatch.model.model_config import num_parameters
 from pagedbatch.model.support import check_supported
-from pagedbatch.stats.wording import size
+from pagedbatch.wording import size
 
 #: Files by which a folder with a tokenizer is known.
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model")

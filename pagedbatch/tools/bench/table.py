@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pagedbatch.stats.wording import size
+from pagedbatch.wording import size
 
 #: What a run may hold beside its weights and its pool.
 _OVERHEAD_BYTES = 700 * 10**6

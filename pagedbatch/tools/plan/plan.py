@@ -14,13 +14,13 @@ from pagedbatch.run.open import open_input, open_job
 from pagedbatch.run.startup import engine_config
 from pagedbatch.sequence import Request
 from pagedbatch.settings import RunSettings
-from pagedbatch.stats.wording import plural
 from pagedbatch.tools.plan.advice import Advice, advise, best_block_size, blocks_wanted
 from pagedbatch.tools.plan.forecast import Forecast, ample, by_block_size, forecast
 from pagedbatch.tools.plan.outcomes import suppositions
 from pagedbatch.tools.plan.sizes import Sizes, size_up
 from pagedbatch.tools.plan.survey import RowsFound, read_rows
 from pagedbatch.tools.plan.verdict import Verdict, judge
+from pagedbatch.wording import plural
 
 
 @dataclass(frozen=True, slots=True)

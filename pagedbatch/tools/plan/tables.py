@@ -11,12 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from pagedbatch.printable import printable
-from pagedbatch.stats.wording import percent, plural, size
 from pagedbatch.tools.plan.forecast import Forecast
 from pagedbatch.tools.plan.plan import Outlook, Plan
 from pagedbatch.tools.plan.sizes import Sizes
 from pagedbatch.tools.plan.survey import PromptTable, RowsFound
 from pagedbatch.tools.plan.verdict import Scheme, Verdict
+from pagedbatch.wording import percent, plural, size
 
 _POOL_FROM = {"num_blocks": "--num-blocks", "kv_memory": "--kv-memory"}
 _UNKNOWN = "lengths are not known: --expect-tokens N gives the mean to expect"

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagedbatch.sequence import Request
-from pagedbatch.stats.wording import percent
 from pagedbatch.tools.plan.forecast import Forecast
 from pagedbatch.tools.plan.outcomes import known_length
+from pagedbatch.wording import percent
 
 NOTHING = "paging buys you nothing here"
 #: Below this nothing is shared worth speaking of: a few prompts that begin alike by chance.

@@ -22,7 +22,7 @@ from pagedbatch.report.charts import ASCII, UNICODE, Part, cells, sparkline, sta
 from pagedbatch.report.details import details
 from pagedbatch.report.summary import summary
 from pagedbatch.stats.memory import MemoryAccount
-from pagedbatch.stats.wording import duration, percent, plural, size
+from pagedbatch.wording import duration, percent, plural, size
 
 
 def test_the_summary() -> None:
