@@ -155,7 +155,7 @@ def test_errors_that_are_known_before_come_in_their_place(preparation: BoundedPr
     assert str(found[2].error).startswith("line 3: can't be read: RecursionError")
     assert found[3].error == "line 4: prompt must be text, got 5"
     assert (outcome(found[0]), outcome(found[4])) == ("p0", "p4")
-    assert found[4].ticket.kept == b'{"kept": "k"}'
+    assert found[4].context.kept == b'{"kept": "k"}'
 
 
 def test_many_rows_come_in_order_with_few_ahead(preparation: BoundedPreparation) -> None:

@@ -17,7 +17,8 @@ from pagedbatch.errors import RowError
 from pagedbatch.input.kept_columns import KeptColumns
 from pagedbatch.input.openai_batch import check_model
 from pagedbatch.input.requests import PromptBuilder
-from pagedbatch.input.row import Row, RowId
+from pagedbatch.input.row import Row
+from pagedbatch.row_context import RowContext
 from pagedbatch.sequence import Request
 from pagedbatch.wording import named
 
@@ -28,31 +29,16 @@ _WAIT_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
-    """What the answer of a row needs of it. `kept` is the JSON of the columns to carry, None where none were asked for.
-
-    `url` is that of an OpenAI batch row; `from_batch` tells whether it is one.
-    """
-
-    index: int
-    id: RowId | None
-    place: str
-    from_batch: bool
-    url: Any
-    kept: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
 class Prepared:
     """A row ready for the engine, or the reason, place included, why it will never be."""
 
-    ticket: Ticket
+    context: RowContext
     request: Request | None
     error: str | None
 
 
 class Preparer:
-    """Turns a row into a request and a ticket; whatever goes wrong with a row stays with it.
+    """Turns a row into a request and its context; whatever goes wrong with a row stays with it.
 
     `model_names` are those under which OpenAI batch rows may ask for the model.
     """
@@ -69,16 +55,16 @@ class Preparer:
 
     def prepare(self, row: Row) -> Prepared:
         """A row made ready here."""
-        ticket, error = self.ticket(row)
+        context, error = self.context(row)
         if error is not None:
-            return Prepared(ticket, None, error)
+            return Prepared(context, None, error)
         try:
             request = self.request(row)
         except MemoryError:
             request = f"{row.place}: it takes more memory than there is"
-        return Prepared(ticket, None, request) if isinstance(request, str) else Prepared(ticket, request, None)
+        return Prepared(context, None, request) if isinstance(request, str) else Prepared(context, request, None)
 
-    def ticket(self, row: Row) -> tuple[Ticket, str | None]:
+    def context(self, row: Row) -> tuple[RowContext, str | None]:
         """What the row's answer needs of it, and the reason why there can be none but an error, where it is known.
 
         Takes no longer than reading the row did.
@@ -87,14 +73,13 @@ class Preparer:
         kept = self._keep.nothing
         try:
             kept = self._keep.encode(row.fields)
-            if row.from_batch:
+            if row.is_openai:
                 check_model(row.fields, self._model_names)
         except RowError as problem:
             error = error or f"{row.place}: {problem}"
         except Exception as problem:
             error = error or unreadable(row, problem)
-        url = row.fields.get("url") if row.from_batch else None
-        return Ticket(row.index, row.id, row.place, row.from_batch, url, kept), error
+        return RowContext(row.index, row.id, row.place, row.reply, kept), error
 
     def request(self, row: Row) -> Request | str:
         """The request of a row without a known error, or the reason, place included, why there is none.

@@ -130,7 +130,7 @@ class PromptBuilder:
         try:
             fields = self._fields(row)
             params = self.resolve_params(fields)
-            whole = self._prompt_token_ids(fields, params, columns=fields if row.from_batch else row.fields)
+            whole = self._prompt_token_ids(fields, params, columns=fields if row.is_openai else row.fields)
             prompt = self._encoder.truncate(whole, params)
             self._check_embedded(prompt)
             priority = _priority(fields.get("priority"))
@@ -150,7 +150,7 @@ class PromptBuilder:
 
     def _fields(self, row: Row) -> dict[str, Any]:
         """What a row asks for, by our names. Columns that make its prompt are data, but for our own parameters."""
-        if row.from_batch:
+        if row.is_openai:
             return plain_fields(row.options)
         return read_fields({name: value for name, value in row.options.items() if name not in self._data_columns})
 

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pagedbatch.input.openai_batch import is_batch_row
+from pagedbatch.input.openai_batch import reply_format
 from pagedbatch.readers import is_unicode
+from pagedbatch.row_context import ReplyFormat, RowId
 from pagedbatch.wording import short
-
-RowId = int | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class Row:
     """A row in its place: `index` counts the rows of the input from 0 and is the key of everything internal.
 
     `id` is what the user calls the row: given, else the row number; None where a broken row's id can't be read.
-    `error` is the whole message, place included. `from_batch` tells an OpenAI batch row. Columns in `ignored` are data,
+    `error` is the whole message, place included. `reply` is the shape of its record. Columns in `ignored` are data,
     whatever their names mean elsewhere.
     """
 
@@ -43,8 +42,13 @@ class Row:
     fields: Mapping[str, Any]
     line: int | None = None
     error: str | None = None
-    from_batch: bool = False
+    reply: ReplyFormat = "plain"
     ignored: frozenset[str] = frozenset()
+
+    @property
+    def is_openai(self) -> bool:
+        """Whether it is a row of OpenAI's batch format."""
+        return self.reply != "plain"
 
     @property
     def place(self) -> str:
@@ -64,16 +68,17 @@ def describe_place(index: int, line: int | None) -> str:
 def place_row(raw: RawRow, index: int, ignored: frozenset[str] = frozenset()) -> Row:
     """Gives a raw row its index and id; an id of a wrong type makes it an error row."""
     options = _without(raw.fields, ignored)
-    error, from_batch = raw.error, is_batch_row(options)
-    given = options.get("custom_id" if from_batch else "id")
-    if error is None and (given is not None or from_batch):
-        error = _id_problem("custom_id" if from_batch else "id", given)
+    error, reply = raw.error, reply_format(options)
+    id_name = "id" if reply == "plain" else "custom_id"
+    given = options.get(id_name)
+    if error is None and (given is not None or reply != "plain"):
+        error = _id_problem(id_name, given)
     if error is not None:
         message = f"{describe_place(index, raw.line)}: {error}"
         has_id = raw.readable_id is not None
-        return Row(index, raw.readable_id, has_id, raw.fields, raw.line, message, from_batch, ignored)
+        return Row(index, raw.readable_id, has_id, raw.fields, raw.line, message, reply, ignored)
     has_id = given is not None
-    return Row(index, given if has_id else index, has_id, raw.fields, raw.line, None, from_batch, ignored)
+    return Row(index, given if has_id else index, has_id, raw.fields, raw.line, None, reply, ignored)
 
 
 def _without(fields: Mapping[str, Any], ignored: frozenset[str]) -> Mapping[str, Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagedbatch.input.openai_batch import answer
-from pagedbatch.input.prefetch import Ticket
+from pagedbatch.output.openai_records import openai_record
 from pagedbatch.output.records import Record, RecordWriter, encode_record, error_record
 from pagedbatch.outputs import RequestOutput
+from pagedbatch.row_context import RowContext
 from pagedbatch.sequence import Request
 from pagedbatch.wording import named
 
@@ -33,22 +33,22 @@ class AnswerWriter:
         self._records = records
         self._batch_model = batch_model
 
-    def answer(self, ticket: Ticket, request: Request, output: RequestOutput) -> Answer:
+    def answer(self, context: RowContext, request: Request, output: RequestOutput) -> Answer:
         """The answer of a row that has left the engine."""
         if output.error is not None:
-            return self.error(ticket, f"{ticket.place}: {output.error}")
+            return self.error(context, f"{context.place}: {output.error}")
         try:
-            encoded = self._encode(ticket, self._records.ok_record(ticket.id, output, request))
+            encoded = self._encode(context, self._records.ok_record(context.id, output, request))
         except Exception as error:  # one answer that can't be written must not cost the others theirs
             problem = named(error)
-            return self.error(ticket, f"{ticket.place}: its answer can't be written: {problem}")
-        return Answer(ticket.index, encoded, True, output.num_prompt_tokens, output.num_output_tokens)
+            return self.error(context, f"{context.place}: its answer can't be written: {problem}")
+        return Answer(context.index, encoded, True, output.num_prompt_tokens, output.num_output_tokens)
 
-    def error(self, ticket: Ticket, message: str) -> Answer:
+    def error(self, context: RowContext, message: str) -> Answer:
         """The answer of a row that failed; `message` names its place."""
-        return Answer(ticket.index, self._encode(ticket, error_record(ticket.index, ticket.id, message)), False)
+        return Answer(context.index, self._encode(context, error_record(context.index, context.id, message)), False)
 
-    def _encode(self, ticket: Ticket, record: Record) -> bytes:
-        if ticket.from_batch and self._batch_model is not None:
-            record = answer(record, ticket.url, self._batch_model)
-        return encode_record(record, ticket.kept)
+    def _encode(self, context: RowContext, record: Record) -> bytes:
+        if context.reply != "plain" and self._batch_model is not None:
+            record = openai_record(record, context.reply, self._batch_model)
+        return encode_record(record, context.kept)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagedbatch.errors import RunError, UsageError
-from pagedbatch.input.openai_batch import answered_row
 from pagedbatch.output.locking import open_locked
+from pagedbatch.output.openai_records import answered_row
 from pagedbatch.output.paths import OutputPaths
 from pagedbatch.output.shard_outputs import Part, merged_paths, open_parts
 from pagedbatch.output.write import EXIT_ROWS_FAILED, clear_leftovers, write_records, write_stats

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagedbatch.engine.stopping import LENGTH, find_stop_string
-from pagedbatch.input.row import RowId
 from pagedbatch.output.reasoning import split_reasoning
 from pagedbatch.outputs import CompletionOutput, PromptScores, RequestOutput, TopLogprobs
 from pagedbatch.params import GenerationParams
+from pagedbatch.row_context import RowId
 from pagedbatch.sequence import Request, Thinking
 from pagedbatch.token_bytes import TokenBytes
 

@@ -12,10 +12,11 @@ from typing import Protocol
 
 from pagedbatch.engine.engine import Engine
 from pagedbatch.errors import PagedBatchError, RunError
-from pagedbatch.input.prefetch import Prepared, Ticket
+from pagedbatch.input.prefetch import Prepared
 from pagedbatch.output.finished_row import Answer, AnswerWriter
 from pagedbatch.output.totals import Totals
 from pagedbatch.outputs import RequestOutput, StepSnapshot
+from pagedbatch.row_context import RowContext
 from pagedbatch.run.interrupts import Interrupts
 from pagedbatch.sequence import Request
 from pagedbatch.stats.memory import MemoryAccount
@@ -34,7 +35,7 @@ class RowsView(Protocol):
 class InFlight:
     """A row inside the engine, and the request that it became."""
 
-    ticket: Ticket
+    context: RowContext
     request: Request
 
 
@@ -88,12 +89,12 @@ class RowLoop:
             prepared = self._next_row()
             if prepared is None:
                 return
-            ticket, request = prepared.ticket, prepared.request
+            context, request = prepared.context, prepared.request
             if request is None:
-                self._give(self._answers.error(ticket, prepared.error or ""))
+                self._give(self._answers.error(context, prepared.error or ""))
                 self._show()
                 continue
-            self._in_flight[ticket.index] = InFlight(ticket, request)
+            self._in_flight[context.index] = InFlight(context, request)
             self._engine.add(request)
 
     def _next_row(self) -> Prepared | None:
@@ -123,7 +124,7 @@ class RowLoop:
 
     def _finish(self, output: RequestOutput) -> None:
         finished = self._in_flight.pop(output.request_id)
-        answer = self._answers.answer(finished.ticket, finished.request, output)
+        answer = self._answers.answer(finished.context, finished.request, output)
         self._give(answer)
         if answer.ok:
             self._account.row_finished(output, finished.request.params, self._engine.config.max_model_len)

@@ -38,7 +38,7 @@ class ColumnWatch:
 
     def see(self, row: Row) -> None:
         """Notes the keys of a row. Those of an OpenAI batch row's body are checked with the row."""
-        if row.from_batch:
+        if row.is_openai:
             return
         for name, value in row.options.items():
             if name in KNOWN:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO, NoReturn
 
-from pagedbatch.input.row import RawRow, RowId
+from pagedbatch.input.row import RawRow
+from pagedbatch.row_context import RowId
 from pagedbatch.wording import short
 
 WHITE_SPACE = b" \t\r\n"  # JSON's; what else looks blank, such as a vertical tab, is part of a record

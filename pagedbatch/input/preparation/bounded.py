@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from pagedbatch.input.prefetch import Prepared, Preparer, Ticket, unreadable
+from pagedbatch.input.prefetch import Prepared, Preparer, unreadable
 from pagedbatch.input.preparation.board import Board
 from pagedbatch.input.preparation.child import ERROR, NOTICE, REQUEST, ROW, SETUP, Inherited, Setup, serve
 from pagedbatch.input.preparation.limits import RowLimits
@@ -25,6 +25,7 @@ from pagedbatch.input.preparation.transfer import RequestReceiver
 from pagedbatch.input.preparation.verdicts import Ending, Verdicts
 from pagedbatch.input.preparation.zygote import ForkedChild, Zygote
 from pagedbatch.input.row import Row
+from pagedbatch.row_context import RowContext
 from pagedbatch.wording import named
 
 _MOST_BYTES = 4 * 2**20
@@ -38,7 +39,7 @@ _SLOW_SECONDS = 5.0
 class _Sent:
     """A row on its way. `prepared` is set once it is answered, for rows with a known error from the start."""
 
-    ticket: Ticket
+    context: RowContext
     payload: bytes
     prepared: Prepared | None = None
     is_retry: bool = False
@@ -115,17 +116,17 @@ class BoundedPreparation:
         return len(self._sent) < min(most, MOST_ROWS) and sum(len(sent.payload) for sent in self._sent) < _MOST_BYTES
 
     def _send(self, row: Row) -> None:
-        ticket, error = self._preparer.ticket(row)
+        context, error = self._preparer.context(row)
         payload = b""
         if error is None:
             try:
                 payload = pickle.dumps(row, pickle.HIGHEST_PROTOCOL)
             except Exception as problem:  # nested too deeply, for one
                 error = unreadable(row, problem)
-        sent = _Sent(ticket, payload)
+        sent = _Sent(context, payload)
         self._sent.append(sent)
         if error is not None:
-            sent.prepared = Prepared(ticket, None, error)
+            sent.prepared = Prepared(context, None, error)
         else:
             self._running_child().link.send(Frame(ROW, payload))
 
@@ -169,14 +170,14 @@ class BoundedPreparation:
             sent = next(waiting)
             self._num_answered += 1
             if frame.kind == ERROR:
-                sent.prepared = Prepared(sent.ticket, None, frame.payload.decode())
+                sent.prepared = Prepared(sent.context, None, frame.payload.decode())
                 continue
             assert frame.kind == REQUEST
             try:
-                sent.prepared = Prepared(sent.ticket, self._receiver.loads(frame.payload), None)
+                sent.prepared = Prepared(sent.context, self._receiver.loads(frame.payload), None)
             except Exception as problem:
                 reason = f"its request can't be read back: {named(problem)}"
-                sent.prepared = Prepared(sent.ticket, None, f"{sent.ticket.place}: {reason}")
+                sent.prepared = Prepared(sent.context, None, f"{sent.context.place}: {reason}")
                 self._end_child()  # what the two sides share is no longer the same
                 self._send_unanswered()
                 return
@@ -192,7 +193,7 @@ class BoundedPreparation:
         if reason is None:
             first.is_retry = True
         else:
-            first.prepared = Prepared(first.ticket, None, f"{first.ticket.place}: {reason}")
+            first.prepared = Prepared(first.context, None, f"{first.context.place}: {reason}")
         self._send_unanswered()
 
     def _send_unanswered(self) -> None:

@@ -60,7 +60,7 @@ class _Group:
 
     @property
     def rows(self) -> list[int]:
-        return [each.ticket.index for each in self.prepared]
+        return [each.context.index for each in self.prepared]
 
 
 class GroupRunner:
@@ -134,7 +134,7 @@ class GroupRunner:
     def _run(self, group: _Group) -> None:
         """Until the engine is empty: with what comes meanwhile, or, under suspicion, alone."""
         for prepared in group.prepared:
-            self._group_of[prepared.ticket.index] = group
+            self._group_of[prepared.context.index] = group
         self._takes_more = group.tries == 0
         if group.tries <= 1:
             self._book.begin(group.rows)
@@ -145,10 +145,10 @@ class GroupRunner:
             self._run_alone(prepared)
 
     def _run_alone(self, prepared: Prepared) -> None:
-        row = [prepared.ticket.index]
+        row = [prepared.context.index]
         if self._book.begin(row) > MOST_TRIES:
             reason = f"each of the {MOST_TRIES} workers that it was given to died while it ran"
-            self._deliver(self._answers.error(prepared.ticket, f"{prepared.ticket.place}: {reason}"))
+            self._deliver(self._answers.error(prepared.context, f"{prepared.context.place}: {reason}"))
             self.update(None, 0, 0)
             return
         self._ready.append(prepared)
@@ -168,7 +168,7 @@ class GroupRunner:
                 return
             group = self._waiting.popleft()
         for prepared in group.prepared:
-            self._group_of[prepared.ticket.index] = group
+            self._group_of[prepared.context.index] = group
         self._book.begin(group.rows)
         self._ready.extend(group.prepared)
 

@@ -87,7 +87,7 @@ def read_prompts(path: str, count: int) -> list[Prompt]:
         if row.error is not None:
             raise UsageError(row.error)
         try:
-            fields = plain_fields(row.fields) if row.from_batch else row.fields
+            fields = plain_fields(row.fields) if row.is_openai else row.fields
         except RowError as error:
             raise UsageError(f"{row.place}: {error}") from None
         prompts.append({name: fields[name] for name in PROMPT_FIELDS if name in fields})

@@ -75,7 +75,7 @@ def read_rows(opened: OpenedJob, config: EngineConfig, num_kept: int | None, tel
         if done % _TELL_EVERY == 0:
             tell(f"reading rows: {done:,} of {len(rows):,}")
         request = prepared.request
-        reason = prepared.error if request is None else _refusal(config, request, prepared.ticket.place)
+        reason = prepared.error if request is None else _refusal(config, request, prepared.context.place)
         if request is None or reason is not None:
             num_refused += 1
             if len(refused) < _MOST_NAMED:

@@ -1,0 +1,92 @@
+"""Plain records in the shape of OpenAI's batch output file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pagedbatch.output.openai_logprobs import chat_logprobs, completion_logprobs
+from pagedbatch.row_context import ReplyFormat
+
+_ID_PREFIX = "batch_req_"
+
+
+def openai_record(record: Mapping[str, Any], reply: ReplyFormat, model: str) -> dict[str, Any]:
+    """The plain record of a row as a line of OpenAI's output file. Its ids are made from the row number, not drawn."""
+    index, error = record["index"], record["error"]
+    if error is not None:
+        status, problem = 400, {"code": "invalid_request", "message": error}
+        body: dict[str, Any] = {"error": {"message": error, "type": "invalid_request_error", "code": None}}
+    else:
+        status, problem = 200, None
+        body = _chat_body(record) if reply == "chat" else _completion_body(record)
+        if "note" in record:
+            body["note"] = record["note"]
+        if "prompt_logprobs" in record:
+            body["prompt_logprobs"] = record["prompt_logprobs"]
+        usage = record["usage"]
+        body |= {
+            "created": 0,
+            "model": model,
+            "usage": {
+                "prompt_tokens": usage["prompt_tokens"],
+                "completion_tokens": usage["completion_tokens"],
+                "total_tokens": usage["prompt_tokens"] + usage["completion_tokens"],
+                "prompt_tokens_details": {"cached_tokens": usage["cached_tokens"]},
+                **{name: usage[name] for name in ("truncated_tokens",) if name in usage},
+                **_token_details(usage),
+            },
+        }
+    return {
+        "id": f"{_ID_PREFIX}{index}",
+        "custom_id": record["id"],
+        "response": {"status_code": status, "request_id": f"row-{index}", "body": body},
+        "error": problem,
+    }
+
+
+def answered_row(line: Mapping[str, Any]) -> int | None:
+    """The row number in a line that `openai_record` made; None if it made no such line."""
+    own_id = line.get("id")
+    if not isinstance(own_id, str) or not line.keys() >= {"custom_id", "response", "error"}:
+        return None
+    number = own_id.removeprefix(_ID_PREFIX)
+    return int(number) if number != own_id and number.isdecimal() else None
+
+
+def _chat_body(record: Mapping[str, Any]) -> dict[str, Any]:
+    choices = [
+        {
+            "index": output["index"],
+            "message": {"role": "assistant", "content": output["text"], **_reasoning(output)},
+            "logprobs": output["logprobs"] and chat_logprobs(output["logprobs"]),
+            "finish_reason": output["finish_reason"],
+        }
+        for output in record["outputs"]
+    ]
+    return {"id": f"chatcmpl-{record['index']}", "object": "chat.completion", "choices": choices}
+
+
+def _reasoning(output: Mapping[str, Any]) -> dict[str, Any]:
+    """The thinking part, under the name that other servers give it."""
+    return {"reasoning_content": output["reasoning"]} if output.get("reasoning") is not None else {}
+
+
+def _token_details(usage: Mapping[str, Any]) -> dict[str, Any]:
+    if "reasoning_tokens" not in usage:
+        return {}
+    return {"completion_tokens_details": {"reasoning_tokens": usage["reasoning_tokens"]}}
+
+
+def _completion_body(record: Mapping[str, Any]) -> dict[str, Any]:
+    choices = [
+        {
+            "index": output["index"],
+            "text": output["text"],
+            **_reasoning(output),
+            "logprobs": output["logprobs"] and completion_logprobs(output["logprobs"]),
+            "finish_reason": output["finish_reason"],
+        }
+        for output in record["outputs"]
+    ]
+    return {"id": f"cmpl-{record['index']}", "object": "text_completion", "choices": choices}
