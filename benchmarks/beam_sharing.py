@@ -26,10 +26,10 @@ from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
 from pagedbatch.model.loader import load_model, load_tokenizer
 from pagedbatch.model.runner import ModelRunner
-from pagedbatch.outputs import ModelRunnerOutput, SchedulerOutput
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
 from pagedbatch.stats.memory import MemoryAccount
+from pagedbatch.step import ModelRunnerOutput, SchedulerOutput
 from pagedbatch.tools.simulate.genealogy import lineages
 from pagedbatch.tools.simulate.lengths import RequestLengths
 from pagedbatch.tools.simulate.simulate import simulate

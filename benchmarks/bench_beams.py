@@ -24,9 +24,9 @@ from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
 from pagedbatch.model.loader import LoadedModel, load_model
 from pagedbatch.model.runner import ModelRunner
-from pagedbatch.outputs import ModelRunnerOutput, SchedulerOutput
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
+from pagedbatch.step import ModelRunnerOutput, SchedulerOutput
 
 WIDTHS = (64, 512)
 TOKENS = (50, 400)

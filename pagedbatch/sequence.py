@@ -9,8 +9,8 @@ from enum import Enum, auto
 from itertools import accumulate, islice
 
 from pagedbatch.constraint import Constraint, ConstraintState
-from pagedbatch.outputs import PromptScores, TopLogprobs
 from pagedbatch.params import GenerationParams
+from pagedbatch.step import PromptScores, TopLogprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fake_runner import FakeRunner
 
 from pagedbatch.errors import BlockAccountingError
-from pagedbatch.outputs import ModelRunnerOutput, SchedulerOutput
+from pagedbatch.step import ModelRunnerOutput, SchedulerOutput
 
 #: What is wrong with a step, if anything.
 Fault = Callable[[SchedulerOutput], Exception | None]

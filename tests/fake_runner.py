@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from pagedbatch.constraint import Allowed, AllowedMask
-from pagedbatch.outputs import (
+from pagedbatch.step import (
     BeamResult,
     BeamTask,
     ModelRunnerOutput,

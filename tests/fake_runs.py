@@ -10,9 +10,10 @@ from fake_runner import FakeRunner
 
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine, Runner
-from pagedbatch.outputs import CompletionOutput, EngineCounters, RequestOutput, SchedulerOutput, StepSnapshot
+from pagedbatch.outputs import CompletionOutput, EngineCounters, RequestOutput, StepSnapshot
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
+from pagedbatch.step import SchedulerOutput
 
 EOS = 0
 VOCABULARY = 11

@@ -19,7 +19,7 @@ from torch import Tensor
 from pagedbatch.model import kv_cache
 from pagedbatch.model.input_batch import InputBatch, InputBatcher, rows_needed
 from pagedbatch.model.kv_cache import KVCache
-from pagedbatch.outputs import ModelRunnerOutput, SchedulerOutput
+from pagedbatch.step import ModelRunnerOutput, SchedulerOutput
 
 DEVICE = torch.device("cuda")
 #: Sharing pays always, as far as these say.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pagedbatch.outputs import CompletionOutput, EngineCounters, PoolCounts, RequestOutput, StepSeconds, StepSnapshot
+from pagedbatch.outputs import CompletionOutput, EngineCounters, PoolCounts, RequestOutput, StepSnapshot
+from pagedbatch.step import StepSeconds
 
 
 def snapshot(

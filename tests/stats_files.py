@@ -13,12 +13,13 @@ from fake_runs import fake_engine
 from rich.console import Console
 from snapshots import finished_row, snapshot
 
-from pagedbatch.outputs import EngineCounters, StepSeconds
+from pagedbatch.outputs import EngineCounters
 from pagedbatch.params import GenerationParams, resolve
 from pagedbatch.report.summary import summary
 from pagedbatch.sequence import Request
 from pagedbatch.settings import merge, read_recipe
 from pagedbatch.stats.memory import MemoryAccount
+from pagedbatch.step import StepSeconds
 
 RECIPES = [
     pytest.param(file, id=file.stem)

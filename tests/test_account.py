@@ -10,10 +10,10 @@ from fake_runner import FakeRunner
 
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
-from pagedbatch.outputs import ModelRunnerOutput, SchedulerOutput
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
 from pagedbatch.stats.memory import MemoryAccount
+from pagedbatch.step import ModelRunnerOutput, SchedulerOutput
 
 BLOCK_SIZE = 16
 

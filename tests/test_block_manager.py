@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pagedbatch.engine import prefix_cache
 from pagedbatch.engine.block_manager import BlockManager
 from pagedbatch.errors import BlockAccountingError
-from pagedbatch.outputs import BlockCopy
+from pagedbatch.step import BlockCopy
 
 Tokens = list[int]
 tokens = st.lists(st.integers(0, 1), min_size=1, max_size=9)  # few different ones: equal prefixes are frequent

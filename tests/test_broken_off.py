@@ -12,7 +12,7 @@ import pytest
 from test_job import MIXED, View, Workplace
 
 from pagedbatch.errors import RunError, UsageError
-from pagedbatch.outputs import ModelRunnerOutput, SchedulerOutput
+from pagedbatch.step import ModelRunnerOutput, SchedulerOutput
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import torch
 from engines import Run, hf_beams, hf_model, run_engine
 
 from pagedbatch.model.sampler import Sampler
-from pagedbatch.outputs import SampleTask, SchedulerOutput
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
+from pagedbatch.step import SampleTask, SchedulerOutput
 
 PROMPT_LENGTHS = [1, 15, 16, 17, 31, 32, 33]
 NUM_NEW = 24

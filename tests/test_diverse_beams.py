@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from pagedbatch.engine.beam_search import diversify, num_candidates
 from pagedbatch.output.records import RecordWriter
-from pagedbatch.outputs import BeamResult, CompletionOutput
+from pagedbatch.outputs import CompletionOutput
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
+from pagedbatch.step import BeamResult
 
 #: Logprob of tokens that the table model leaves out of a row: which of them comes first is not defined.
 RARE = math.log(1e-5)

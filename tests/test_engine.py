@@ -11,8 +11,8 @@ from fake_runs import VOCABULARY, blocks_at_most, fake_engine, fake_run, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagedbatch.outputs import ModelRunnerOutput, SchedulerOutput
 from pagedbatch.sequence import Request
+from pagedbatch.step import ModelRunnerOutput, SchedulerOutput
 
 PREFIX = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6]
 

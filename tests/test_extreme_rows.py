@@ -15,9 +15,9 @@ from test_job import Workplace
 
 from pagedbatch.errors import ParamError
 from pagedbatch.model.runner import ModelRunner
-from pagedbatch.outputs import BeamResult, ModelRunnerOutput, SchedulerOutput
 from pagedbatch.params import resolve
 from pagedbatch.sequence import Request
+from pagedbatch.step import BeamResult, ModelRunnerOutput, SchedulerOutput
 
 GOOD: list[dict[str, Any]] = [
     {"id": f"good {i}", "prompt": f"row number {i}", **more}

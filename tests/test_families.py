@@ -23,9 +23,9 @@ from pagedbatch.model.llama_forward import LEAN_MODEL_TYPES
 from pagedbatch.model.loader import LoadedModel, ModelDefaults
 from pagedbatch.model.runner import ModelRunner
 from pagedbatch.model.support import SUPPORTED_MODEL_TYPES, check_supported
-from pagedbatch.outputs import ModelRunnerOutput, SchedulerOutput
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
+from pagedbatch.step import ModelRunnerOutput, SchedulerOutput
 
 COMMON: dict[str, Any] = {
     "vocab_size": 128,

@@ -25,9 +25,9 @@ from tiny_job import EchoRunner, SilentView, without_model
 
 from pagedbatch.errors import PagedBatchError, RunError, UsageError
 from pagedbatch.output import journal
-from pagedbatch.outputs import ModelRunnerOutput, SampleResult, SchedulerOutput
 from pagedbatch.run.job import JobResult, Ui, run_job
 from pagedbatch.settings import merge
+from pagedbatch.step import ModelRunnerOutput, SampleResult, SchedulerOutput
 
 ROWS = [{"id": f"r{i}", "prompt": f"row {chr(97 + i % 26)}", **({"n": 2} if i % 3 == 0 else {})} for i in range(12)]
 ROWS[5]["prompt"] = ""  # an error row

@@ -13,8 +13,8 @@ from torch import Tensor
 from pagedbatch.constraint import AllowedIds, AllowedMask
 from pagedbatch.model import transfer
 from pagedbatch.model.sampler import Sampler
-from pagedbatch.outputs import BeamTask, History, SampleTask, SchedulerOutput
 from pagedbatch.params import GenerationParams
+from pagedbatch.step import BeamTask, History, SampleTask, SchedulerOutput
 
 VOCAB_SIZE = 1000
 HISTORY = History([5, 6, 7, 5, 6], [7, 5])

@@ -16,11 +16,12 @@ from pagedbatch.input.preparation.preparation import InThisProcess
 from pagedbatch.input.row import RawRow, Row, place_row
 from pagedbatch.output.finished_row import Answer, AnswerWriter
 from pagedbatch.output.records import RecordWriter
-from pagedbatch.outputs import ModelRunnerOutput, SchedulerOutput, StepSnapshot
+from pagedbatch.outputs import StepSnapshot
 from pagedbatch.run.workers.group_runner import GroupRunner
 from pagedbatch.run.workers.ledger import MOST_TRIES, Ledger
 from pagedbatch.settings import merge
 from pagedbatch.stats.memory import MemoryAccount
+from pagedbatch.step import ModelRunnerOutput, SchedulerOutput
 
 
 class Book:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pagedbatch.model.input_batch import InputBatch, InputBatcher, rows_needed
-from pagedbatch.outputs import BeamTask, SampleTask, ScheduledSequence, SchedulerOutput
 from pagedbatch.params import GenerationParams
+from pagedbatch.step import BeamTask, SampleTask, ScheduledSequence, SchedulerOutput
 
 BLOCK_SIZE = 4
 

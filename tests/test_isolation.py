@@ -15,8 +15,8 @@ from test_engine import batches, engine_settings
 
 from pagedbatch.engine.isolation import is_fatal, is_out_of_memory
 from pagedbatch.errors import BlockAccountingError
-from pagedbatch.outputs import SchedulerOutput
 from pagedbatch.sequence import Request
+from pagedbatch.step import SchedulerOutput
 
 
 def failing_run(batch: list[Request], fault: Fault, *, num_blocks: int = 1000, **config: Any) -> FakeRun:

@@ -12,8 +12,8 @@ from torch import Tensor
 from pagedbatch.model.logprobs import NOT_NUMBERS
 from pagedbatch.model.sampler import Sampler
 from pagedbatch.model.torch_sampling import TorchRowOps
-from pagedbatch.outputs import BeamTask, SampleTask, SchedulerOutput
 from pagedbatch.params import GenerationParams
+from pagedbatch.step import BeamTask, SampleTask, SchedulerOutput
 
 VOCAB_SIZES = [7, 33, 172, 577, 1000]
 OPS = pytest.mark.parametrize("name", ["cpu", "torch"])

@@ -16,7 +16,7 @@ from transformers import GPT2Config
 from pagedbatch.errors import UsageError
 from pagedbatch.model import kv_cache
 from pagedbatch.model.kv_cache import KVCache, _container_memory, cache_shape, choose_num_blocks
-from pagedbatch.outputs import BlockCopy
+from pagedbatch.step import BlockCopy
 
 CPU = torch.device("cpu")
 SHAPE = CacheShape(num_layers=2, block_size=4, num_kv_heads=2, head_size=8)

@@ -20,8 +20,8 @@ from pagedbatch.model.forward import ForwardName
 from pagedbatch.model.llama_forward import can_run_lean
 from pagedbatch.model.loader import LoadedModel, ModelDefaults, load_model
 from pagedbatch.model.runner import ModelRunner
-from pagedbatch.outputs import PromptTask, SampleTask, ScheduledSequence, SchedulerOutput
 from pagedbatch.params import GenerationParams
+from pagedbatch.step import PromptTask, SampleTask, ScheduledSequence, SchedulerOutput
 
 pytestmark = pytest.mark.skipif(not can_load(), reason="there is no C++ compiler here")
 

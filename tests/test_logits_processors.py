@@ -17,8 +17,8 @@ from transformers.generation.logits_process import (
 )
 
 from pagedbatch.model.logits_processors import changes_scores, process_row
-from pagedbatch.outputs import History
 from pagedbatch.params import GenerationParams
+from pagedbatch.step import History
 
 VOCAB_SIZE = 40
 EOS = frozenset({2, 3})

@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from snapshots import finished_row, snapshot
 
-from pagedbatch.outputs import EngineCounters, PoolCounts, StepSeconds, StepSnapshot
+from pagedbatch.outputs import EngineCounters, PoolCounts, StepSnapshot
 from pagedbatch.params import GenerationParams
 from pagedbatch.stats.baselines import SequenceLengths
 from pagedbatch.stats.lengths import Lengths
 from pagedbatch.stats.memory import MemoryAccount
 from pagedbatch.stats.sample import RowSample, sequence_lengths
 from pagedbatch.stats.timeline import Timeline
+from pagedbatch.step import StepSeconds
 
 
 def account(num_blocks: int = 64, **settings: Any) -> MemoryAccount:

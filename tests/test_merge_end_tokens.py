@@ -20,9 +20,9 @@ from test_constrained_search import assert_same_ranking, encode, exhaustive, ran
 from test_openai_logprobs import run
 
 from pagedbatch.engine.beam_search import merge_ends
-from pagedbatch.outputs import BeamResult
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
+from pagedbatch.step import BeamResult
 
 CAPITALS = [
     *("Paris", "London", "Berlin", "Rome", "Madrid", "Vienna", "Prague", "Warsaw", "Athens", "Lisbon", "Dublin"),

@@ -17,8 +17,8 @@ from pagedbatch.model import forward
 from pagedbatch.model.attention import ATTENTION_NAME, register_attention
 from pagedbatch.model.loader import LoadedModel, ModelDefaults
 from pagedbatch.model.runner import ModelRunner
-from pagedbatch.outputs import SampleTask, ScheduledSequence, SchedulerOutput
 from pagedbatch.params import GenerationParams
+from pagedbatch.step import SampleTask, ScheduledSequence, SchedulerOutput
 
 #: torch's grouped products, of experts, take multiples of 8 alone.
 ODD = {

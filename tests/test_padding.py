@@ -15,8 +15,8 @@ from test_job import Workplace
 
 from pagedbatch.model.loader import load_tokenizer, model_defaults, num_token_ids
 from pagedbatch.model.sampler import Sampler
-from pagedbatch.outputs import BeamTask, SampleTask, SchedulerOutput
 from pagedbatch.params import GenerationParams
+from pagedbatch.step import BeamTask, SampleTask, SchedulerOutput
 
 NUM_TOKENS = 6
 

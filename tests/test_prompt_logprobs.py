@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from pagedbatch.model.prompt_logprobs import score_prompts
 from pagedbatch.model.torch_sampling import TorchRowOps
-from pagedbatch.outputs import PromptScores, PromptTask
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
+from pagedbatch.step import PromptScores, PromptTask
 
 TOP = 3
 

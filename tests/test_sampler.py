@@ -19,8 +19,8 @@ from pagedbatch.model.logprobs import NOT_NUMBERS
 from pagedbatch.model.philox import uniforms
 from pagedbatch.model.sampler import NOTHING_LEFT, Sampler
 from pagedbatch.model.torch_sampling import TorchRowOps
-from pagedbatch.outputs import BeamResult, BeamTask, History, SampleResult, SampleTask, SchedulerOutput
 from pagedbatch.params import GenerationParams
+from pagedbatch.step import BeamResult, BeamTask, History, SampleResult, SampleTask, SchedulerOutput
 
 EOS = frozenset({2})
 #: What the samplers here work with: each in turn.

@@ -8,7 +8,7 @@ import pytest
 from fake_runs import FakeRun, blocks_at_most, fake_engine, fake_run, request
 
 from pagedbatch.errors import EngineStalledError
-from pagedbatch.outputs import ModelRunnerOutput, SchedulerOutput
+from pagedbatch.step import ModelRunnerOutput, SchedulerOutput
 
 
 def long_request(request_id: int, prompt: int, **params: Any) -> Any:

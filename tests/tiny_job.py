@@ -12,9 +12,9 @@ import pytest
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
 from pagedbatch.input.requests import ModelLimits, PromptBuilder
-from pagedbatch.outputs import ModelRunnerOutput, SampleResult, SchedulerOutput
 from pagedbatch.run.startup import DeviceSide, TextSide
 from pagedbatch.settings import RunSettings
+from pagedbatch.step import ModelRunnerOutput, SampleResult, SchedulerOutput
 
 VOCABULARY = 256
 MAX_MODEL_LEN = 64

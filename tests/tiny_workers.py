@@ -14,9 +14,9 @@ from tiny_job import EchoRunner, device_side, text_side, without_model
 
 from pagedbatch.errors import UsageError
 from pagedbatch.input.preparation.notices import Notices
-from pagedbatch.outputs import ModelRunnerOutput, SchedulerOutput
 from pagedbatch.run.open import preparation_of
 from pagedbatch.run.workers.setup import EnginePlan, OpenedEngine, Share
+from pagedbatch.step import ModelRunnerOutput, SchedulerOutput
 
 #: A prompt that holds this kills the process that computes it; one token is one byte.
 FATAL = "!"

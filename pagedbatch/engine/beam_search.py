@@ -22,8 +22,8 @@ import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pagedbatch.outputs import BeamResult
 from pagedbatch.params import GenerationParams
+from pagedbatch.step import BeamResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from pagedbatch.engine.block_pool import BlockPool
 from pagedbatch.engine.prefix_cache import CachedBlock, PrefixCache
 from pagedbatch.errors import BlockAccountingError
-from pagedbatch.outputs import BlockCopy, PoolCounts
+from pagedbatch.outputs import PoolCounts
+from pagedbatch.step import BlockCopy
 
 #: Gives the token ids [start, stop) of a sequence.
 TokenSlice = Callable[[int, int], list[int]]

@@ -17,22 +17,10 @@ from pagedbatch.engine.scheduler import Scheduler
 from pagedbatch.engine.step_builder import StepPlan
 from pagedbatch.engine.stopping import LENGTH, Detokenize, StopChecker
 from pagedbatch.errors import PagedBatchError
-from pagedbatch.outputs import (
-    BlockMap,
-    CompletionOutput,
-    ModelRunnerOutput,
-    PoolCounts,
-    RequestOutput,
-    SampleTask,
-    ScheduledSequence,
-    SchedulerOutput,
-    StepOutput,
-    StepSeconds,
-    StepSnapshot,
-    TopLogprobs,
-)
+from pagedbatch.outputs import BlockMap, CompletionOutput, PoolCounts, RequestOutput, StepOutput, StepSnapshot
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import FinishedSequence, Request, SequenceGroup, output_token_ids
+from pagedbatch.step import ModelRunnerOutput, SampleTask, ScheduledSequence, SchedulerOutput, StepSeconds, TopLogprobs
 from pagedbatch.wording import named
 
 #: A row's error when not even one of its outputs could be completed.

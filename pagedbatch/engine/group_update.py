@@ -14,9 +14,9 @@ from typing import NamedTuple
 from pagedbatch.engine import beam_search
 from pagedbatch.engine.block_manager import BlockManager
 from pagedbatch.engine.stopping import LENGTH, Finish, StopChecker
-from pagedbatch.outputs import BeamResult, BeamTask, SampleResult, SampleTask
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import FinishedSequence, Sequence, SequenceGroup, TokenNode
+from pagedbatch.step import BeamResult, BeamTask, SampleResult, SampleTask
 
 
 class _Move(NamedTuple):

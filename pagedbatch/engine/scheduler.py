@@ -18,8 +18,9 @@ from pagedbatch.engine.step_builder import StepPlan
 from pagedbatch.engine.stopping import StopChecker
 from pagedbatch.engine.tasks import add_prompt_task, add_tasks
 from pagedbatch.errors import EngineStalledError, PagedBatchError
-from pagedbatch.outputs import EngineCounters, ScheduledSequence
+from pagedbatch.outputs import EngineCounters
 from pagedbatch.sequence import GroupState, Request, Sequence, SequenceGroup
+from pagedbatch.step import ScheduledSequence
 from pagedbatch.wording import named
 
 

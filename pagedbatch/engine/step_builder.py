@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pagedbatch.outputs import BeamTask, BlockCopy, PromptTask, SampleTask, ScheduledSequence, SchedulerOutput
 from pagedbatch.sequence import Sequence, SequenceGroup
+from pagedbatch.step import BeamTask, BlockCopy, PromptTask, SampleTask, ScheduledSequence, SchedulerOutput
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ from pagedbatch.constraint import Allowed
 from pagedbatch.engine.beam_search import num_candidates
 from pagedbatch.engine.step_builder import StepPlan
 from pagedbatch.engine.stopping import StopChecker
-from pagedbatch.outputs import BeamTask, History, PromptTask, SampleTask
 from pagedbatch.sequence import SequenceGroup, output_token_ids
+from pagedbatch.step import BeamTask, History, PromptTask, SampleTask
 
 
 def add_prompt_task(group: SequenceGroup, row: int, start: int, stop: int, plan: StepPlan) -> None:

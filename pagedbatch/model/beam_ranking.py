@@ -16,7 +16,7 @@ from pagedbatch.model.logits_processors import changes_scores, process_row
 from pagedbatch.model.logprobs import NOT_NUMBERS, leave_out_padding_, list_top_logprobs, readable, top_logprobs
 from pagedbatch.model.token_mask import keep_allowed_
 from pagedbatch.model.transfer import Pass, send
-from pagedbatch.outputs import BeamResult, BeamTask, History
+from pagedbatch.step import BeamResult, BeamTask, History
 
 
 def beam_passes(

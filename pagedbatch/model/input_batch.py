@@ -12,7 +12,7 @@ from pagedbatch_kernels.prefix_groups import PrefixCosts, find_prefix_groups
 from torch import Tensor
 
 from pagedbatch.model.transfer import send_together
-from pagedbatch.outputs import ScheduledSequence, SchedulerOutput
+from pagedbatch.step import ScheduledSequence, SchedulerOutput
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pagedbatch.errors import UsageError
 from pagedbatch.model.transfer import send
-from pagedbatch.outputs import BlockCopy
+from pagedbatch.step import BlockCopy
 
 #: Share of the memory that is free once the weights are loaded that the pool may take; the rest is for activations,
 #: logits and everybody else on the machine.

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pagedbatch.model.transfer import send
-from pagedbatch.outputs import History
 from pagedbatch.params import GenerationParams
+from pagedbatch.step import History
 
 NEVER = float("-inf")
 

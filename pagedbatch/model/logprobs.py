@@ -11,7 +11,7 @@ from pagedbatch_kernels.row_ops import RowOps
 from torch import Tensor
 
 from pagedbatch.model.transfer import send
-from pagedbatch.outputs import TopLogprobs
+from pagedbatch.step import TopLogprobs
 
 NOT_NUMBERS = "the model's logits are not finite numbers (NaN or infinity) at this position"
 

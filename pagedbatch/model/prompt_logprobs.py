@@ -7,7 +7,7 @@ from pagedbatch_kernels.row_ops import RowOps
 from torch import Tensor
 
 from pagedbatch.model.logprobs import NOT_NUMBERS, leave_out_padding_, list_top_logprobs, readable, top_logprobs
-from pagedbatch.outputs import PromptScores, PromptTask
+from pagedbatch.step import PromptScores, PromptTask
 
 #: Logits worked on at once: what float32 copies of them take stays small whatever the prompt.
 _LOGITS_AT_ONCE = 2**22

@@ -22,7 +22,7 @@ from pagedbatch.model.kv_cache import KVCache, cache_shape, choose_pool_size
 from pagedbatch.model.loader import LoadedModel
 from pagedbatch.model.prompt_logprobs import score_prompts
 from pagedbatch.model.sampler import Sampler
-from pagedbatch.outputs import ModelRunnerOutput, SchedulerOutput, StepSeconds
+from pagedbatch.step import ModelRunnerOutput, SchedulerOutput, StepSeconds
 
 
 class ModelRunner:

@@ -17,7 +17,7 @@ from pagedbatch.model.philox import uniforms
 from pagedbatch.model.token_mask import keep_allowed_
 from pagedbatch.model.torch_sampling import TorchRowOps, likely_weights
 from pagedbatch.model.transfer import Pass, run_passes, send
-from pagedbatch.outputs import BeamResult, SampleResult, SampleTask, SchedulerOutput
+from pagedbatch.step import BeamResult, SampleResult, SampleTask, SchedulerOutput
 
 NOTHING_LEFT = "the row's settings leave no token to choose at this position"
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from pagedbatch.engine.stopping import LENGTH, find_stop_string
 from pagedbatch.output.reasoning import split_reasoning
-from pagedbatch.outputs import CompletionOutput, PromptScores, RequestOutput, TopLogprobs
+from pagedbatch.outputs import CompletionOutput, RequestOutput
 from pagedbatch.params import GenerationParams
 from pagedbatch.row_context import RowId
 from pagedbatch.sequence import Request, Thinking
+from pagedbatch.step import PromptScores, TopLogprobs
 from pagedbatch.token_bytes import TokenBytes
 
 Record = dict[str, Any]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
-from pagedbatch.outputs import PoolCounts, StepSeconds, StepSnapshot, add_counters
+from pagedbatch.outputs import PoolCounts, StepSnapshot, add_counters
 from pagedbatch.stats.memory import MemoryAccount
+from pagedbatch.step import StepSeconds
 
 
 def merge_accounts(workers: Sequence[Sequence[MemoryAccount]]) -> MemoryAccount:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from pagedbatch.outputs import (
+from pagedbatch.step import (
     BeamResult,
     BeamTask,
     ModelRunnerOutput,
