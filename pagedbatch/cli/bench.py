@@ -1,69 +1,73 @@
-"""`pagedbatch bench`: our command against Hugging Face's `generate` on this box. Knows no engine."""
+"""`pagedbatch bench`: `pagedbatch run` against Hugging Face's `generate` on this machine."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from pagedbatch.cli.flags import takes_options
 from pagedbatch.cli.terminal import say
 from pagedbatch.errors import UsageError
 from pagedbatch.printable import printable_values
 from pagedbatch.run.interrupts import EXIT_INTERRUPTED, Interrupts
+from pagedbatch.settings import OPTIONS
 
 #: Exit code where `generate` failed: our figures are there, the comparison is not.
 _FAILED = 1
-_ENGINE = "Engine, as in `run`"
+_OPTIONS = [OPTIONS[name] for name in ("device", "dtype", "attention", "forward", "kv_memory", "max_num_seqs")]
+_job = partial(typer.Option, rich_help_panel="Job")
+_generate = partial(typer.Option, rich_help_panel="Comparison with Hugging Face's generate")
 
 
+@takes_options(_OPTIONS)
 def bench(
     prompts: Annotated[
         str | None,
-        typer.Argument(metavar="[PROMPTS]", show_default=False, help="Rows with prompts. (default: built-in ones)"),
+        typer.Argument(
+            metavar="PROMPTS", rich_help_panel="Job", help="File of rows with prompts. (default: built-in ones)"
+        ),
     ] = None,
     model: Annotated[
-        str, typer.Option("--model", "-m", help="Hub id or folder; with --dummy-weights a config.json or its folder.")
+        str,
+        _job(
+            "--model", "-m", metavar="TEXT", help="Hub id or folder; with --dummy-weights, a config.json or its folder."
+        ),
     ] = ...,  # type: ignore[assignment]
     dummy_weights: Annotated[
-        bool, typer.Option("--dummy-weights", help="Random weights, from the config alone: to size a machine.")
+        bool, _job("--dummy-weights", help="Random weights, made from the config alone: to size a machine.")
     ] = False,
-    dummy_length: Annotated[int, typer.Option(min=1, help="Tokens of each random prompt with --dummy-weights.")] = 256,
-    jobs: Annotated[str, typer.Option(help="Any of greedy, sampling, beams.")] = "greedy,sampling,beams",
-    num_prompts: Annotated[int, typer.Option(min=1, help="Most prompts of each job.")] = 32,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each output; end tokens are ignored.")] = 64,
-    n: Annotated[int, typer.Option("--n", "-n", min=2, help="Outputs a prompt of the sampling job.")] = 8,
-    num_beams: Annotated[int, typer.Option(min=2, help="Width of the beams job.")] = 4,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of ours; the median counts.")] = 3,
-    generate: Annotated[bool, typer.Option("--generate/--no-generate", help="Run Hugging Face's side too.")] = True,
-    batch_sizes: Annotated[str, typer.Option(help="Batch sizes that generate may choose from.")] = "1,4,16,32",
+    dummy_length: Annotated[int, _job(min=1, metavar="N", help="Tokens per random prompt with --dummy-weights.")] = 256,
+    jobs: Annotated[
+        str, _job(metavar="NAMES", help="What to measure: one or several of greedy, sampling and beams.")
+    ] = "greedy,sampling,beams",
+    num_prompts: Annotated[int, _job(min=1, metavar="N", help="Maximum prompts per job.")] = 32,
+    max_tokens: Annotated[
+        int, _job(min=1, metavar="N", help="Tokens per output. End tokens are ignored, so that all have as many.")
+    ] = 64,
+    n: Annotated[int, _job("--n", "-n", min=2, metavar="N", help="Outputs per prompt in the sampling job.")] = 8,
+    num_beams: Annotated[int, _job(min=2, metavar="N", help="Beams per prompt in the beams job.")] = 4,
+    repeats: Annotated[int, _job(min=1, metavar="N", help="Runs of pagedbatch per job; the median counts.")] = 3,
+    json_file: Annotated[Path | None, _job("--json", metavar="FILE", help="Write all figures to this file.")] = None,
+    generate: Annotated[bool, _generate("--generate/--no-generate", help="Measure generate too.")] = True,
+    batch_sizes: Annotated[
+        str, _generate(metavar="SIZES", help="Batch sizes to try; the fastest one counts.")
+    ] = "1,4,16,32",
     generate_seconds: Annotated[
-        float, typer.Option(min=1, help="Time for generate in each job; it answers as many prompts as fit.")
+        float, _generate(min=1, metavar="SECONDS", help="Time per job. It answers as many prompts as fit.")
     ] = 120,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.", rich_help_panel=_ENGINE)] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=_ENGINE)] = "auto",
-    attention: Annotated[str, typer.Option(help="auto, triton, cpu or torch.", rich_help_panel=_ENGINE)] = "auto",
-    forward: Annotated[str, typer.Option(help="auto or plain.", rich_help_panel=_ENGINE)] = "auto",
-    kv_memory: Annotated[str | None, typer.Option(help="Pool size: 4GiB.", rich_help_panel=_ENGINE)] = None,
-    max_num_seqs: Annotated[int, typer.Option(help="Most sequences at once.", rich_help_panel=_ENGINE)] = 128,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures here.")] = None,
+    **flags: Any,
 ) -> int:
-    """Measure this box: output tokens a second here and with Hugging Face's generate, memory, and where time goes."""
+    """Measure this machine: output tokens per second here and with Hugging Face's generate, memory, time by part."""
     from rich.console import Console
 
     from pagedbatch.tools.bench.compare import BenchPlan, compare
     from pagedbatch.tools.bench.table import print_comparison
     from pagedbatch.tools.bench.workload import choose_jobs
 
-    flags: dict[str, Any] = {
-        "device": device,
-        "dtype": dtype,
-        "attention": attention,
-        "forward": forward,
-        "kv_memory": kv_memory,
-        "max_num_seqs": max_num_seqs,
-    }
     plan = BenchPlan(
         model=model,
         jobs=choose_jobs(_names(jobs), n=n, num_beams=num_beams, max_tokens=max_tokens),
@@ -74,7 +78,7 @@ def bench(
         dummy_length=dummy_length,
         batch_sizes=_sizes(batch_sizes),
         generate_seconds=generate_seconds if generate else None,
-        run_flags=flags,
+        run_flags={each.name: each.default if flags[each.name] is None else flags[each.name] for each in _OPTIONS},
     )
     if json_file is not None and not json_file.parent.is_dir():
         raise UsageError(f"--json: there is no folder {json_file.parent}")

@@ -23,13 +23,13 @@ _PACKAGES = ("torch", "transformers", "triton", "datasets", "tokenizers", "safet
 def doctor(
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", show_default=False, help="Also tell, from its files, if this model runs."),
+        typer.Option("--model", "-m", metavar="TEXT", help="Say, from its files, whether this model can run here."),
     ] = None,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run the model's own configuration code.")
+        bool, typer.Option("--trust-remote-code", help="Run configuration code from the model's repository.")
     ] = False,
 ) -> int:
-    """Tell what this machine can do, and with --model whether that model can run here."""
+    """Show what this machine can do and, with --model, whether that model can run on it."""
     from rich.console import Console
 
     from pagedbatch.input.hub import go_offline_if_needed

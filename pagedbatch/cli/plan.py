@@ -1,50 +1,57 @@
-"""`pagedbatch plan`: the flags of a run, and what that run would need. Knows no engine and no file of rows."""
+"""`pagedbatch plan`: takes the flags of a run and shows what that run would need."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from pagedbatch.cli.run import given_settings
-from pagedbatch.cli.run_flags import takes_run_flags
+from pagedbatch.cli.flags import RECIPE, settings_of, takes_options
 from pagedbatch.cli.terminal import say
 from pagedbatch.errors import UsageError
 from pagedbatch.run.interrupts import EXIT_INTERRUPTED, Interrupts
+from pagedbatch.settings import OPTIONS
 
-_PLAN = "Plan"
-_EXPECT_HELP = "Mean tokens of outputs that may end by themselves. (default: a quarter of their limit)"
-_ROWS_HELP = "Rows to simulate, the first ones; all are read. (default: what takes seconds, 2,000 at most)"
+_plan = partial(typer.Option, rich_help_panel="Plan")
 #: As `run` ends where rows are errors.
 _ROWS_FAIL = 3
 
 
-@takes_run_flags(without=("Workers", "Output"))
+#: A plan is for one process, and writes no output.
+_OPTIONS = [each for each in OPTIONS.values() if each.group not in ("Workers", "Output") and each.name != "output"]
+
+
+@takes_options([*_OPTIONS, RECIPE])
 def plan(
     expect_tokens: Annotated[
-        int | None, typer.Option(min=1, rich_help_panel=_PLAN, show_default=False, help=_EXPECT_HELP)
+        int | None,
+        _plan(
+            min=1,
+            metavar="N",
+            help="Expected mean length of outputs that may end before their limit. (default: a quarter of it)",
+        ),
     ] = None,
     simulate_rows: Annotated[
-        int | None, typer.Option(min=1, rich_help_panel=_PLAN, show_default=False, help=_ROWS_HELP)
+        int | None,
+        _plan(
+            min=1,
+            metavar="N",
+            help="Number of rows to simulate; all are read. (default: what takes seconds, 2,000 at most)",
+        ),
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", rich_help_panel=_PLAN, help="Write all figures here.")
-    ] = None,
+    json_file: Annotated[Path | None, _plan("--json", metavar="FILE", help="Write all figures to this file.")] = None,
     **flags: Any,
 ) -> int:
-    """Tell what a run would need: memory, rows at once, sharing, rows that can't run. Reads no weights."""
+    """Show what a run would need: memory, rows at once, sharing, rows that can't be answered. Reads no weights."""
     from rich.console import Console
 
-    from pagedbatch.settings import merge, read_recipe
     from pagedbatch.tools.plan.plan import make_plan
     from pagedbatch.tools.plan.tables import print_plan
 
-    recipe = flags.pop("recipe")
-    # A plan writes no output: whatever a recipe says of one, none needs to be possible.
-    given = given_settings(flags) | {"output": "-"}
-    settings = merge(given, {} if recipe is None else read_recipe(recipe))
+    settings = settings_of(flags, output="-")  # whatever a recipe says of the output, none needs to be possible
     if json_file is not None and not json_file.parent.is_dir():
         raise UsageError(f"--json: there is no folder {json_file.parent}")
     try:

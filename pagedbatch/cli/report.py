@@ -1,4 +1,4 @@
-"""`pagedbatch report`: the account of finished runs, from their stats files. Knows no model and no engine."""
+"""`pagedbatch report`: the account of finished runs, from their stats files."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pagedbatch.stats.schema import stats_problem
 
 def report(
     stats_files: Annotated[
-        list[Path], typer.Argument(metavar="OUT.stats.json...", help="Stats files that runs wrote beside their output.")
+        list[Path], typer.Argument(metavar="OUT.stats.json", help="Stats files, which runs write beside their output.")
     ],
     html: Annotated[
-        Path | None, typer.Option(metavar="PAGE.html", help="Write one page with pictures instead, of all the files.")
+        Path | None, typer.Option(metavar="PAGE.html", help="Write a page with pictures of all the runs instead.")
     ] = None,
 ) -> None:
-    """Show what a run did and what its memory held."""
+    """Show what runs did, how fast, and what their memory held."""
     runs = {path: read_stats(path) for path in stats_files}
     if html is not None:
         names = names_of(list(runs))

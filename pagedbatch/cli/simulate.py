@@ -1,122 +1,131 @@
-"""`pagedbatch simulate`: the real scheduler and pool on a trace of lengths. Knows no model but its config."""
+"""`pagedbatch simulate`: the real scheduler and pool on a trace of lengths, without a model's weights."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from pagedbatch.cli.flags import takes_options
 from pagedbatch.cli.terminal import say
 from pagedbatch.errors import UsageError
+from pagedbatch.options import Option
 from pagedbatch.printable import printable_values
+from pagedbatch.settings import OPTIONS, read_setting
 
-_REQUESTS = "Requests"
-_ENGINE = "Engine, as in `run`"
+_requests = partial(typer.Option, rich_help_panel="Requests")
+_model = partial(typer.Option, rich_help_panel="Model and device")
 
 
+def _like_run(name: str, default_text: str = "", help: str = "") -> Option:
+    shared = OPTIONS[name]
+    return replace(shared, default_text=default_text or shared.default_text, help=help or shared.help)
+
+
+_OPTIONS = [
+    _like_run("max_model_len", "the model's context, else 2048"),
+    _like_run("num_blocks", "enough for --max-num-seqs sequences of the full context"),
+    _like_run("kv_memory", "as --num-blocks says", "Size of the KV pool, such as 4GiB. Needs --model or its shape."),
+    _like_run("block_size"),
+    _like_run("max_num_seqs"),
+    _like_run("max_num_batched_tokens"),
+    _like_run("preemption"),
+]
+
+
+@takes_options(_OPTIONS)
 def simulate(
     context: typer.Context,
     trace: Annotated[
         str | None,
-        typer.Argument(show_default=False, help="CSV, JSONL or Parquet with a column for each length."),
+        typer.Argument(
+            metavar="TRACE",
+            rich_help_panel="Requests",
+            help="CSV, JSONL or Parquet file with a column of prompt lengths and one of output lengths.",
+        ),
     ] = None,
     input_column: Annotated[
         str | None,
-        typer.Option(rich_help_panel=_REQUESTS, help="Column of prompt lengths. (default: a well-known name)"),
+        _requests(metavar="NAME", help="Column of prompt lengths. (default: the name that a known trace uses)"),
     ] = None,
     output_column: Annotated[
         str | None,
-        typer.Option(
-            rich_help_panel=_REQUESTS,
-            help="Column of output lengths; a list has one for each sample. (default: a well-known name)",
+        _requests(
+            metavar="NAME",
+            help="Column of output lengths, or of lists with a length for each sample. (default: as above)",
         ),
     ] = None,
     prefix_column: Annotated[
-        str | None, typer.Option(rich_help_panel=_REQUESTS, help="Rows with the same value here begin alike.")
+        str | None, _requests(metavar="NAME", help="Requests with the same value in this column begin alike.")
     ] = None,
     prefix_length: Annotated[
         str | None,
-        typer.Option(
+        _requests(
             metavar="COLUMN|TOKENS",
-            rich_help_panel=_REQUESTS,
-            help="How many tokens those have in common; without --prefix-column, all rows.",
+            help="How many tokens those have in common. Without --prefix-column all requests have them in common.",
         ),
     ] = None,
     log_normal: Annotated[
         str | None,
-        typer.Option(
+        _requests(
             metavar="IN,OUT,SIGMA",
-            rich_help_panel=_REQUESTS,
-            help="Instead of a trace: log-normal lengths, their means.",
+            help="Draw log-normal lengths instead of reading a trace: mean prompt length, mean output length, spread.",
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, rich_help_panel=_REQUESTS, help="So many requests. (default: all; 1,000 drawn)")
+        int | None, _requests(min=1, metavar="N", help="Number of requests. (default: all; of drawn ones 1,000)")
     ] = None,
     n: Annotated[
         int | None,
-        typer.Option(
-            "--n", "-n", min=1, rich_help_panel=_REQUESTS, help="Samples a request. (default: 1, or the list's)"
-        ),
+        _requests("--n", "-n", min=1, metavar="N", help="Samples per request. (default: 1, or the list's lengths)"),
     ] = None,
-    num_beams: Annotated[
-        int,
-        typer.Option(min=1, rich_help_panel=_REQUESTS, help="Beam searches of this width, as long as the outputs."),
-    ] = 1,
+    num_beams: Annotated[int, _requests(min=1, metavar="N", help="Beams per request, all as long as its output.")] = 1,
     sample_lengths: Annotated[
         str,
-        typer.Option(
-            rich_help_panel=_REQUESTS,
-            help="request: every sample ends at its request's length; independent: exponential, of that mean.",
+        _requests(
+            metavar="request|independent",
+            help="request: all samples are as long as the request's output. independent: exponential with that mean.",
         ),
     ] = "request",
     max_tokens: Annotated[
         int | None,
-        typer.Option(
-            min=1, rich_help_panel=_REQUESTS, help="Limit of every output. (default: what the context leaves)"
-        ),
+        _requests(min=1, metavar="N", help="Maximum tokens per output. (default: what the context leaves)"),
     ] = None,
-    seed: Annotated[int, typer.Option(rich_help_panel=_REQUESTS, help="Of everything drawn.")] = 0,
+    seed: Annotated[int, _requests(metavar="INT", help="Seed of all that is drawn.")] = 0,
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", rich_help_panel=_ENGINE, help="Its config gives bytes and context; no weights."),
+        _model(
+            "--model",
+            "-m",
+            metavar="TEXT",
+            help="Take context and KV size from this model's config, without its weights.",
+        ),
     ] = None,
     num_layers: Annotated[
-        int | None, typer.Option(min=1, rich_help_panel=_ENGINE, help="Layers with K and V, where there is no --model.")
+        int | None, _model(min=1, metavar="N", help="Layers with keys and values, if there is no --model.")
     ] = None,
-    num_kv_heads: Annotated[
-        int | None, typer.Option(min=1, rich_help_panel=_ENGINE, help="Heads of K and V, where there is no --model.")
-    ] = None,
-    head_dim: Annotated[
-        int | None, typer.Option(min=1, rich_help_panel=_ENGINE, help="Numbers a head, where there is no --model.")
-    ] = None,
-    max_model_len: Annotated[
-        int | None, typer.Option(min=2, rich_help_panel=_ENGINE, help="Context. (default: the model's, else 2048)")
-    ] = None,
-    block_size: Annotated[int, typer.Option(min=1, rich_help_panel=_ENGINE, help="Token slots a block.")] = 16,
-    num_blocks: Annotated[
-        int | None, typer.Option(min=1, rich_help_panel=_ENGINE, help="Pool size. (default: enough for all at once)")
-    ] = None,
-    kv_memory: Annotated[
-        str | None, typer.Option(rich_help_panel=_ENGINE, help="Pool size: 4GiB; needs the model or its shape.")
-    ] = None,
-    dtype: Annotated[str, typer.Option(rich_help_panel=_ENGINE, help="Of K and V.")] = "bfloat16",
-    max_num_seqs: Annotated[int, typer.Option(min=1, rich_help_panel=_ENGINE, help="Most sequences at once.")] = 128,
-    max_num_batched_tokens: Annotated[
-        int, typer.Option(min=1, rich_help_panel=_ENGINE, help="Most tokens a step.")
-    ] = 2048,
-    preemption: Annotated[str, typer.Option(rich_help_panel=_ENGINE, help="auto, swap or recompute.")] = "auto",
+    num_kv_heads: Annotated[int | None, _model(min=1, metavar="N", help="KV heads, if there is no --model.")] = None,
+    head_dim: Annotated[int | None, _model(min=1, metavar="N", help="Size of a head, if there is no --model.")] = None,
+    dtype: Annotated[
+        str, _model(metavar="float32|bfloat16|float16", help="Precision of keys and values.")
+    ] = "bfloat16",
     num_swap_blocks: Annotated[
-        int, typer.Option(min=0, rich_help_panel=_ENGINE, help="Blocks of host memory for swapped groups.")
+        int,
+        typer.Option(
+            min=0, metavar="N", rich_help_panel="Memory and scheduling", help="Blocks of host memory for swapped rows."
+        ),
     ] = 0,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE.stats.json", help="Write the account here.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE.stats.json", help="Write the account to this file.")
     ] = None,
+    **flags: Any,
 ) -> int:
-    """Show what the pool would hold for a trace of lengths: the real scheduler and blocks, and nothing computed."""
+    """Show what the pool would hold for a trace of lengths: the real scheduler and blocks, but no model computes."""
     from rich.console import Console
 
     from pagedbatch.cli.simulated_pool import KVShape, num_pool_blocks, pool_shape
@@ -137,23 +146,26 @@ def simulate(
         raise UsageError("--num-beams makes all beams of a search of one length: leave --n and --sample-lengths out")
     if sample_lengths not in ("request", "independent"):
         raise UsageError(f"--sample-lengths: {sample_lengths!r} is neither request nor independent")
-    if preemption not in ("auto", "swap", "recompute"):
-        raise UsageError(f"--preemption: {preemption!r} is none of auto, swap, recompute")
     if output is not None and not output.parent.is_dir():
         raise UsageError(f"--output: there is no folder {output.parent}")
     columns = TraceColumns(input_column, output_column, prefix_column, prefix_length)
     if log_normal is not None and columns != TraceColumns():
         raise UsageError("--log-normal draws what columns would say: leave them and --prefix-length out")
-    shape = pool_shape(model, KVShape(num_layers, num_kv_heads, head_dim), dtype, max_model_len)
-    blocks = num_pool_blocks(shape, num_blocks, kv_memory, max_num_seqs, block_size)
+    engine = {
+        each.name: each.default if flags[each.name] is None else read_setting(each.name, flags[each.name])
+        for each in _OPTIONS
+    }
+    shape = pool_shape(model, KVShape(num_layers, num_kv_heads, head_dim), dtype, engine["max_model_len"])
+    block_size = engine["block_size"]
+    blocks = num_pool_blocks(shape, engine["num_blocks"], engine["kv_memory"], engine["max_num_seqs"], block_size)
     config = EngineConfig(
         num_blocks=blocks,
         block_size=block_size,
         num_swap_blocks=num_swap_blocks,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=engine["max_num_seqs"],
+        max_num_batched_tokens=engine["max_num_batched_tokens"],
         max_model_len=shape.max_model_len,
-        preemption=preemption,  # type: ignore[arg-type]
+        preemption=engine["preemption"],
         prefix_cache=prefix_length is not None,
     )
     requests = (
@@ -170,7 +182,8 @@ def simulate(
         seed=seed,
     )
     found = simulate(scripted, config, block_bytes=shape.token_bytes * block_size, seed=seed)
-    stats = simulation_stats(found, _settings(context, {"num_blocks": blocks, "max_model_len": config.max_model_len}))
+    used = {"num_blocks": blocks, "max_model_len": config.max_model_len}
+    stats = simulation_stats(found, _settings(context, context.params | engine, used))
     if output is not None:
         write_atomically(output, [json.dumps(stats).encode(), b"\n"])
     console = Console()
@@ -187,10 +200,10 @@ def simulate(
     return 3 if found.num_error else 0
 
 
-def _settings(context: typer.Context, used: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _settings(context: typer.Context, values: dict[str, Any], used: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Each setting's value and source, and what those came to that were left open."""
     settings: dict[str, dict[str, Any]] = {}
-    for name, value in context.params.items():
+    for name, value in values.items():
         source = context.get_parameter_source(name)
         given = source is not None and source.name == "COMMANDLINE"
         settings[name] = {

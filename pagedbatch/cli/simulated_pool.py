@@ -66,19 +66,17 @@ def pool_shape(model: str | None, shape: KVShape, dtype: str, max_model_len: int
 
 
 def num_pool_blocks(
-    shape: PoolShape, num_blocks: int | None, kv_memory: str | None, max_num_seqs: int, block_size: int
+    shape: PoolShape, num_blocks: int | None, kv_memory: int | None, max_num_seqs: int, block_size: int
 ) -> int:
     """Blocks of the pool: as many as asked for, as memory holds, or enough for all sequences at their longest.
 
     Raises:
         UsageError: memory is given, and nothing says how large a block is.
     """
-    from pagedbatch.settings import parse_size
-
     if num_blocks is not None:
         return num_blocks
     if kv_memory is None:
         return max_num_seqs * -(-shape.max_model_len // block_size)
     if not shape.token_bytes:
         raise UsageError("--kv-memory needs --model or its shape, to know how large a block is; or give --num-blocks")
-    return max(1, parse_size("kv_memory", kv_memory) // (shape.token_bytes * block_size))
+    return max(1, kv_memory // (shape.token_bytes * block_size))
