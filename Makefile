@@ -35,7 +35,7 @@ endif
 # Shell: sets $$model.
 FIND_MODEL = model='$(MODEL)'; [ -n "$$model" ] || model=$$($(PY) recipes/demo_model.py) || exit 1
 
-.PHONY: help setup own-environment test lint audit bench fidelity kernels-check gpu-check picture paper shards $(RECIPES)
+.PHONY: help setup own-environment test lint audit bench fidelity kernels-check gpu-check docs picture paper shards $(RECIPES)
 
 help:
 	@echo "make demo                 answer recipes/data/demo.jsonl with SmolLM2-135M-Instruct"
@@ -46,6 +46,7 @@ help:
 	@echo "make fidelity             greedy answers against Hugging Face's generate, on PROMPTS"
 	@echo "make kernels-check        compile the Triton kernels for each target, without a GPU: registers, spills, memory"
 	@echo "make gpu-check            the kernels and the engine on the GPU at hand; DRY=1: at toy size, without one"
+	@echo "make docs                 write docs/options.md from the table of options"
 	@echo "make picture              draw the README's picture, docs/account.svg, anew"
 	@echo "make paper                the PagedAttention paper's figures beside ours; beams searched for real on PROMPTS"
 	@echo "make shards               one input in four shards as on Slurm, then merged"
@@ -112,6 +113,9 @@ shards: $(SETUP)
 			--chat --max-tokens 96 $(if $(LIMIT),--limit $(LIMIT)) $(RUN_FLAGS) || [ $$? = 3 ] || exit 1; \
 	done; \
 	pagedbatch merge out/shards/part-*.jsonl --output out/shards/answers.jsonl
+
+docs: $(SETUP)
+	@$(PY) docs/make_options.py
 
 picture: $(SETUP)
 	@$(MAKE) pass-at-k RUN_FLAGS="--num-blocks 160 --output out/picture.jsonl --restart $(RUN_FLAGS)"

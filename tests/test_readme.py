@@ -1,4 +1,4 @@
-"""What README.md says about options and recipes is what the program has."""
+"""What README.md says about models and recipes is what the program has."""
 
 from __future__ import annotations
 
@@ -7,35 +7,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import typer
 from test_families import FAMILIES
 
-from pagedbatch.cli.app import app
-from pagedbatch.settings import NAMES
+from pagedbatch.settings import OPTIONS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 RECIPES = sorted(path.stem for path in (REPOSITORY / "recipes").glob("*.toml"))
-
-
-def options_table() -> str:
-    """The table of `pagedbatch run`'s options, as it must stand in README.md: the help texts of the flags."""
-    run = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
-    lines = ["| option | meaning |", "| --- | --- |"]
-    panel = None
-    for param in run.params:
-        if param.param_type_name == "argument":
-            names = [param.metavar]
-        elif "--help" in param.opts:
-            continue
-        else:
-            names = [*param.opts, *param.secondary_opts]
-            if param.rich_help_panel != panel:
-                panel = param.rich_help_panel
-                lines.append(f"| **{panel}** | |")
-        meaning = param.help.replace("|", "\\|")
-        lines.append(f"| {', '.join(f'`{name}`' for name in names)} | {meaning} |")
-    return "\n".join(lines)
 
 
 #: Setting of a family's tiny config -> the feature of its attention or its layers that it switches on.
@@ -65,11 +43,6 @@ def test_the_families_table_is_what_is_tested() -> None:
     assert expected in README, f"README.md needs this table:\n\n{expected}"
 
 
-def test_the_options_table_is_the_help() -> None:
-    expected = options_table()
-    assert expected in README, f"README.md needs this table:\n\n{expected}"
-
-
 def test_every_recipe_is_listed_and_has_a_make_target() -> None:
     listed = re.findall(r"^\| `make ([a-z-]+)` \|", README, flags=re.MULTILINE)
     targets = re.search(r"^RECIPES := (.*)$", (REPOSITORY / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -82,5 +55,5 @@ def test_a_recipe_says_what_it_shows_and_has_only_known_settings(name: str) -> N
     text = (REPOSITORY / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
     assert text.startswith("# ")
     settings = tomllib.loads(text)
-    assert settings.keys() <= NAMES
+    assert settings.keys() <= OPTIONS.keys()
     assert settings["output"] == f"out/{name}.jsonl"
