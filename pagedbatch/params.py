@@ -122,9 +122,7 @@ class GenerationParams:
         default_text="the model's, if it samples by default; else 0 for one output and 1 for several",
     )
     top_p: float = _sampling(
-        1.0,
-        number(0, 1, above_low=True),
-        "Sample from the most likely tokens whose probabilities add up to this.",
+        1.0, number(0, 1, above_low=True), "Sample from the most likely tokens whose probabilities add up to this."
     )
     top_k: int = _sampling(0, integer(-1, INT64), "Sample from the K most likely tokens. 0 or -1: from all.")
     min_p: float = _sampling(

@@ -180,9 +180,7 @@ class RunSettings:
     num_blocks: int | None = _memory(None, count, "Size of the KV pool in blocks, instead of --kv-memory.")
     block_size: int = _memory(16, count, "Tokens per block. Multiples of 16 are fastest on a CPU.")
     max_num_seqs: int = _memory(
-        128,
-        count,
-        "Maximum sequences that run at once. More samples of one row than this take turns; its beams can't.",
+        128, count, "Maximum sequences that run at once. More samples of one row than this take turns; its beams can't."
     )
     max_num_batched_tokens: int = _memory(2048, count, "Maximum tokens per step.")
     prefix_cache: bool = _memory(True, boolean, "Reuse the blocks of prompts that begin alike.")

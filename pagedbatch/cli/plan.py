@@ -57,11 +57,7 @@ def plan(
     try:
         with Interrupts(), Console(stderr=True).status("") as status:
             found = make_plan(
-                settings,
-                expect_tokens=expect_tokens,
-                simulated_rows=simulate_rows,
-                notice=say,
-                tell=status.update,
+                settings, expect_tokens=expect_tokens, simulated_rows=simulate_rows, notice=say, tell=status.update
             )
     except KeyboardInterrupt:
         say("interrupted: nothing was written")

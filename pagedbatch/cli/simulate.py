@@ -93,8 +93,7 @@ def simulate(
         ),
     ] = "request",
     max_tokens: Annotated[
-        int | None,
-        _requests(min=1, metavar="N", help="Maximum tokens per output. (default: what the context leaves)"),
+        int | None, _requests(min=1, metavar="N", help="Maximum tokens per output. (default: what the context leaves)")
     ] = None,
     seed: Annotated[int, _requests(metavar="INT", help="Seed of all that is drawn.")] = 0,
     model: Annotated[
