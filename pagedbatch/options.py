@@ -6,9 +6,11 @@ Flags, `--help`, recipe keys, row keys and docs/options.md are made from these r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal
 
+from pagedbatch.errors import ParamError, UsageError
 from pagedbatch.readers import Reader
 
 #: Groups of the help, in its order.
@@ -39,6 +41,7 @@ class Option:
         row_key: the key by which a row gives it; empty: rows can't.
         short: a flag of one letter, such as `-m`.
         metavar: stands for the value in the help, in place of the reader's.
+        is_argument: it is typed without a flag.
         in_manifest: whether the journal's manifest holds it, because it decides what is written. "if set" is for those
             that came later: the manifests of earlier versions lack them.
     """
@@ -52,11 +55,13 @@ class Option:
     row_key: str = ""
     short: str = ""
     metavar: str = ""
+    is_argument: bool = False
     in_manifest: Literal["no", "always", "if set"] = "no"
 
     @property
     def flag(self) -> str:
-        return flag(self.name)
+        """How it is typed on the command line."""
+        return self.name.upper() if self.is_argument else f"--{self.name.replace('_', '-')}"
 
     @property
     def is_required(self) -> bool:
@@ -76,11 +81,42 @@ class Option:
             return f"{self.help} (required)"
         return f"{self.help} (default: {self.shown_default})" if self.shown_default else self.help
 
+    def typed(self, value: Any) -> Any:
+        """The value that was typed on the command line, decoded; None: it was not given.
+
+        Raises:
+            UsageError: it can't be decoded.
+        """
+        return _as_usage(self.read.typed, self.flag, value)
+
+    def checked(self, value: Any) -> Any:
+        """A value in the form that the program uses.
+
+        Raises:
+            UsageError: the option can't have this value.
+        """
+        return _as_usage(self.read.check, self.flag, value)
+
+
+def _as_usage(read: Callable[[str, Any], Any], name: str, value: Any) -> Any:
+    try:
+        return read(name, value)
+    except ParamError as error:
+        raise UsageError(str(error)) from None
+
 
 def option(default: Any, read: Reader, help: str, *, group: str, **more: Any) -> Any:
     """A dataclass field that is an option; `more` are attributes of `Option`."""
-    described = Option(read=read, default=default, group=group, help=help, **more)
-    return field(default=default, metadata={"option": described})
+    return _field(Option(read=read, default=default, group=group, help=help, **more))
+
+
+def like(shared: Option, **changes: Any) -> Any:
+    """A dataclass field that is an option of another command, here with some `changes`."""
+    return _field(replace(shared, **changes))
+
+
+def _field(described: Option) -> Any:
+    return field(default=described.default, metadata={"option": described})
 
 
 def options_of(declaring: Any, *, in_rows: bool = False) -> dict[str, Option]:
@@ -92,8 +128,3 @@ def options_of(declaring: Any, *, in_rows: bool = False) -> dict[str, Option]:
             row_key = each.name if in_rows else described.row_key
             found[each.name] = replace(described, name=each.name, row_key=row_key)
     return found
-
-
-def flag(name: str) -> str:
-    """An option's name as it is typed on the command line."""
-    return name.upper() if name == "input" else f"--{name.replace('_', '-')}"

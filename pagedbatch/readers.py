@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date, datetime
+from pathlib import Path
 from typing import Any
 
 from pagedbatch.errors import ParamError
@@ -145,6 +146,9 @@ def _bound(value: float) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+count = integer(1, INT64, "N")
+
+
 def size(low: int = 0) -> Reader:
     """A number of bytes from `4GiB`, `512MiB`, `1e9`, `2G` or a plain number. G and GB are 10^9, GiB is 2^30."""
 
@@ -257,6 +261,16 @@ def _delimiter(name: str, value: Any) -> str:
 delimiter = Reader(
     _delimiter, "|".join(DELIMITERS), f"one of {', '.join(DELIMITERS)}, or the character itself", tuple(DELIMITERS)
 )
+
+
+def _new_file(name: str, value: Any) -> str:
+    folder = Path(_text(name, value)).parent
+    if not folder.is_dir():
+        raise ParamError(f"{name}: there is no folder {folder}")
+    return str(value)
+
+
+new_file = Reader(_new_file, "FILE", "a file in a folder that exists")
 
 
 # Lists

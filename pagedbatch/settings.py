@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import MISSING, dataclass
 from datetime import datetime
 from functools import partial
@@ -17,15 +16,15 @@ from typing import Any, Literal
 
 from pagedbatch.config import PreemptionMode
 from pagedbatch.errors import ParamError, UsageError
-from pagedbatch.options import GROUPS, Option, flag, option, options_of
+from pagedbatch.options import GROUPS, Option, option, options_of
 from pagedbatch.params import GENERATION_OPTIONS, resolve
 from pagedbatch.readers import (
-    INT64,
     MAX_TOKEN_ID,
     Reader,
     boolean,
     choice,
     column_names,
+    count,
     day,
     delimiter,
     escaped_text,
@@ -39,8 +38,6 @@ from pagedbatch.readers import (
 from pagedbatch.shard import Shard
 
 Origin = Literal["command line", "recipe", "model", "default"]
-
-count = integer(1, INT64)
 
 _job = partial(option, group="Job")
 _input = partial(option, group="Input")
@@ -66,7 +63,7 @@ class RunSettings:
         text,
         "The rows: JSON Lines, a JSON array, CSV, TSV, a text file with one prompt per line (all also .gz or .zst), "
         "Parquet, - for stdin, a folder, or the name of a dataset on the Hub.",
-        metavar="INPUT",
+        is_argument=True,
     )
     model: str = _job(MISSING, text, "Hub id, folder or .gguf file.", short="-m")
     output: str = _job(
@@ -283,35 +280,6 @@ _EITHER_OR = (
 )
 
 
-@contextmanager
-def _usage_errors() -> Iterator[None]:
-    """Inside, a value that an option refuses is wrong usage."""
-    try:
-        yield
-    except ParamError as error:
-        raise UsageError(str(error)) from None
-
-
-def read_setting(name: str, value: Any) -> Any:
-    """The checked value of a setting.
-
-    Raises:
-        UsageError: the setting can't have this value.
-    """
-    with _usage_errors():
-        return OPTIONS[name].read(flag(name), value)
-
-
-def read_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings from flags as they were typed, by name; None: not given.
-
-    Raises:
-        UsageError: a flag holds malformed JSON.
-    """
-    with _usage_errors():
-        return {name: OPTIONS[name].read.typed(flag(name), value) for name, value in flags.items()}
-
-
 def read_recipe(path: str) -> dict[str, Any]:
     """The settings of a TOML recipe, by their names with underscores.
 
@@ -360,11 +328,13 @@ def merge(command_line: Mapping[str, Any], recipe: Mapping[str, Any]) -> RunSett
     for name, each in OPTIONS.items():
         if each.is_required and name not in values:
             hint = ": the prompts: a file, - for stdin, or a dataset" if name == "input" else ""
-            raise UsageError(f"{flag(name)} is missing{hint}")
+            raise UsageError(f"{each.flag} is missing{hint}")
     generation = {name: value for name, value in values.items() if name in GENERATION_OPTIONS}
-    with _usage_errors():
+    try:
         resolve({}, generation)
-    own = {name: read_setting(name, value) for name, value in values.items() if name in RUN_OPTIONS}
+    except ParamError as error:
+        raise UsageError(str(error)) from None
+    own = {name: each.checked(values[name]) for name, each in RUN_OPTIONS.items() if name in values}
     return RunSettings(**own, generation=generation, origins=origins)
 
 
@@ -373,6 +343,6 @@ def _overridden(given: Mapping[str, Any]) -> Iterator[str]:
     for names in _EITHER_OR:
         found = [name for name in names if name in given]
         if len(found) > 1:
-            raise UsageError(f"{' and '.join(map(flag, found))} can't be combined: give one")
+            raise UsageError(f"{' and '.join(OPTIONS[name].flag for name in found)} can't be combined: give one")
         if found:
             yield from names

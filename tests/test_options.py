@@ -5,10 +5,11 @@ from __future__ import annotations
 import runpy
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pagedbatch.errors import ParamError
+from pagedbatch.errors import ParamError, UsageError
 from pagedbatch.options import GROUPS
 from pagedbatch.params import GENERATION_OPTIONS, READERS, GenerationParams
 from pagedbatch.settings import OPTIONS, RUN_OPTIONS, RunSettings
@@ -62,3 +63,24 @@ def test_every_choice_is_taken_and_nothing_else(name: str) -> None:
 )  # fmt: skip
 def test_a_default_is_shown_as_it_is_typed(name: str, shown: str) -> None:
     assert OPTIONS[name].shown_default == shown
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [(r"a\nb", "a\nb"), (r"a\tb", "a\tb"), (r"a\\nb", r"a\nb"), ("a\nb", "a\nb"), (r"\d\x", r"\d\x")],
+)
+def test_escapes_on_the_command_line(typed: str, meant: str) -> None:
+    assert OPTIONS["stop"].typed([typed]) == OPTIONS["bad_words"].typed([typed]) == [meant]
+    assert OPTIONS["prompt_template"].typed(typed) == meant
+    assert OPTIONS["regex"].typed(typed) == typed
+
+
+@pytest.mark.parametrize(("name", "typed"), [("stop", []), ("stop", None), ("keep", []), ("logit_bias", None)])
+def test_what_was_not_typed_is_not_given(name: str, typed: Any) -> None:
+    assert OPTIONS[name].typed(typed) is None
+
+
+def test_json_on_the_command_line() -> None:
+    assert OPTIONS["logit_bias"].typed('{"5": 1}') == {"5": 1}
+    with pytest.raises(UsageError, match=r"^--chat-template-kwargs: malformed JSON: .* at column 2$"):
+        OPTIONS["chat_template_kwargs"].typed("{a}")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pagedbatch.errors import UsageError
-from pagedbatch.settings import merge, read_flags, read_recipe, read_setting
+from pagedbatch.settings import OPTIONS, merge, read_recipe
 
 NEEDED = {"input": "in.jsonl", "model": "M", "output": "out.jsonl"}
 
@@ -32,7 +32,7 @@ NEEDED = {"input": "in.jsonl", "model": "M", "output": "out.jsonl"}
     ],
 )
 def test_sizes(text: Any, size: int) -> None:
-    assert read_setting("kv_memory", text) == size
+    assert OPTIONS["kv_memory"].checked(text) == size
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_sizes(text: Any, size: int) -> None:
 )
 def test_what_is_no_size(text: Any) -> None:
     with pytest.raises(UsageError, match=r"^--kv-memory: .* is not a size: write 4GiB"):
-        read_setting("kv_memory", text)
+        OPTIONS["kv_memory"].checked(text)
 
 
 def _recipe(folder: Path, text: str) -> dict[str, Any]:
@@ -135,27 +135,6 @@ def test_the_time_of_a_row_is_a_number_of_seconds(value: Any, reason: str) -> No
     assert merge({**NEEDED, "row_prepare_timeout": 2}, {}).row_prepare_timeout == 2.0
     with pytest.raises(UsageError, match=f"^--row-prepare-timeout {reason}$"):
         merge({**NEEDED, "row_prepare_timeout": value}, {})
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [(r"a\nb", "a\nb"), (r"a\tb", "a\tb"), (r"a\\nb", r"a\nb"), ("a\nb", "a\nb"), (r"\d\x", r"\d\x")],
-)
-def test_escapes_on_the_command_line(typed: str, meant: str) -> None:
-    given = read_flags({"stop": [typed], "bad_words": [typed], "prompt_template": typed, "regex": typed})
-    assert given == {"stop": [meant], "bad_words": [meant], "prompt_template": meant, "regex": typed}
-
-
-def test_flags_that_were_not_typed_are_not_given() -> None:
-    assert read_flags({"stop": [], "keep": [], "logit_bias": None, "chat": False}) == {
-        "stop": None, "keep": None, "logit_bias": None, "chat": False,
-    }  # fmt: skip
-
-
-def test_json_on_the_command_line() -> None:
-    assert read_flags({"logit_bias": '{"5": 1}'}) == {"logit_bias": {"5": 1}}
-    with pytest.raises(UsageError, match=r"^--chat-template-kwargs: malformed JSON: .* at column 2$"):
-        read_flags({"chat_template_kwargs": "{a}"})
 
 
 def test_what_a_manifest_holds() -> None:

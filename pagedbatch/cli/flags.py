@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
 import typer
 
+from pagedbatch.errors import UsageError
 from pagedbatch.options import Option
 from pagedbatch.readers import text
-from pagedbatch.settings import RunSettings, merge, read_flags, read_recipe
+from pagedbatch.settings import OPTIONS, RunSettings, merge, read_recipe
 
 RECIPE = Option(
     name="recipe",
@@ -24,44 +25,55 @@ RECIPE = Option(
 Command = TypeVar("Command", bound=Callable[..., int])
 
 
-def takes_options(options: Iterable[Option]) -> Callable[[Command], Command]:
-    """A decorator: the command's `**flags` become these options, behind its own parameters.
+def takes_options(*options: Option) -> Callable[[Command], Command]:
+    """A decorator: the command's `**flags` become these options.
 
     They arrive as they were typed, and None where they were not given, so that a recipe can give them.
     """
-    taken = [_parameter(each) for each in options]
 
     def decorate(command: Command) -> Command:
-        own = inspect.signature(command, eval_str=True).parameters.values()
-        named = [each.replace(kind=each.KEYWORD_ONLY) for each in own if each.kind is not each.VAR_KEYWORD]
-        command.__signature__ = inspect.Signature([*named, *taken])  # type: ignore[attr-defined]
+        command.__signature__ = inspect.Signature(list(map(_parameter, options)))  # type: ignore[attr-defined]
         return command
 
     return decorate
 
 
-def settings_of(flags: dict[str, Any], **fixed: Any) -> RunSettings:
-    """The settings that the command line and its recipe give; `fixed` ones are not theirs to give.
+def values_of(options: Mapping[str, Option], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The value of each option, from flags as they were typed and from the defaults.
+
+    Raises:
+        UsageError: a value is wrong, or one is missing.
+    """
+    values = {}
+    for name, each in options.items():
+        typed = each.typed(flags[name])
+        if typed is None and each.is_required:
+            raise UsageError(f"{each.flag} is missing")
+        values[name] = each.default if typed is None else each.checked(typed)
+    return values
+
+
+def settings_of(flags: Mapping[str, Any], **fixed: Any) -> RunSettings:
+    """The settings that the flags of a run and its recipe give; `fixed` ones are not theirs to give.
 
     Raises:
         UsageError: a value is wrong, one is missing, or two can't be combined.
     """
-    recipe = flags.pop("recipe")
-    return merge(read_flags(flags) | fixed, {} if recipe is None else read_recipe(recipe))
+    given = {name: each.typed(flags[name]) for name, each in OPTIONS.items() if name in flags}
+    return merge(given | fixed, {} if flags["recipe"] is None else read_recipe(flags["recipe"]))
 
 
 def _parameter(option: Option) -> inspect.Parameter:
     choices = option.read.choices
     shared: dict[str, Any] = {
         "help": option.full_help,
-        "show_default": False,
         "metavar": option.metavar or option.read.metavar or None,
         "rich_help_panel": option.group,
         "autocompletion": (lambda: list(choices)) if choices else None,
     }
     described: Any
-    if option.name == "input":
-        described = typer.Argument(**shared)
+    if option.is_argument:
+        described = typer.Argument(**shared | {"metavar": option.flag})
     else:
         on_off = f"{option.flag}/--no-{option.flag[2:]}" if option.read.flag_type is bool else option.flag
         described = typer.Option(*filter(None, [on_off, option.short]), **shared)

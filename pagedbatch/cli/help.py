@@ -75,12 +75,7 @@ def _names(param: Any) -> str:
 
 
 def _help(param: Any) -> str:
-    text = param.help or ""
-    if param.required and "(required)" not in text:
-        return f"{text} (required)"
-    if not param.show_default or param.default is None or param.default is False:
-        return text
-    return f"{text} (default: {'on' if param.default is True else param.default})"
+    return f"{param.help} (required)" if param.required else str(param.help)
 
 
 def _entry(names: str, text: str, width: int) -> str:

@@ -11,7 +11,7 @@ from pagedbatch.run.interrupts import EXIT_INTERRUPTED
 from pagedbatch.settings import OPTIONS
 
 
-@takes_options([*OPTIONS.values(), RECIPE])
+@takes_options(*OPTIONS.values(), RECIPE)
 def run(**flags: Any) -> int:
     """Answer every row of INPUT. The same command again resumes a run that was interrupted.
 

@@ -44,10 +44,8 @@ def pool_shape(model: str | None, shape: KVShape, dtype: str, max_model_len: int
     """Context and bytes a token. A model's context can be shortened, not lengthened.
 
     Raises:
-        UsageError: model and shape are both given, the shape is not whole, or there is no such dtype or model.
+        UsageError: model and shape are both given, the shape is not whole, or there is no such model.
     """
-    if dtype not in _DTYPE_BYTES:
-        raise UsageError(f"--dtype: {dtype!r} is none of {', '.join(_DTYPE_BYTES)}")
     num_values = shape.num_values
     if model is None:
         return PoolShape(max_model_len or _DEFAULT_CONTEXT, (num_values or 0) * _DTYPE_BYTES[dtype])
