@@ -182,10 +182,12 @@ def _boolean(name: str, value: Any) -> bool:
 boolean = Reader(_boolean, "", "true or false", flag_type=bool, show=lambda value: "on" if value else "off")
 
 
-def choice(*choices: str) -> Reader:
-    """One of these words."""
+def choice(*choices: str, **old: str) -> Reader:
+    """One of these words. `old` ones are what they were called before."""
 
     def read(name: str, value: Any) -> str:
+        if isinstance(value, str):
+            value = old.get(value, value)
         if value not in choices:
             raise ParamError(f"{name} must be one of {', '.join(choices)}, got {short(value)}")
         return str(value)

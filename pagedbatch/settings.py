@@ -184,8 +184,8 @@ class RunSettings:
     preemption: PreemptionMode = _memory(  # noqa: RUF009 (a field, as all of these)
         "auto",
         choice("auto", "swap", "recompute"),
-        "What happens to running rows when the pool is full: their blocks are copied to host memory, or computed again "
-        "later.",
+        "What happens to running rows when the pool is full. swap: their blocks are copied to host memory. recompute: "
+        "they are computed again later. auto: swap for rows of several sequences, recompute for others.",
     )
     swap_space: int = _memory(2**30, size(), "Host memory for blocks that are swapped out.")
 
@@ -202,18 +202,22 @@ class RunSettings:
         "auto: settings that nobody gives come from the model's generation config. none: only its end tokens do.",
         in_manifest="always",
     )
-    device: str = _model("auto", choice("auto", "cpu", "cuda"), "Where the model runs.")
+    device: str = _model("auto", choice("auto", "cpu", "cuda"), "Where the model runs. auto: on a GPU if there is one.")
     dtype: str = _model(
         "auto",
         choice("auto", "float32", "bfloat16", "float16"),
         "Precision of the weights and of the KV cache.",
         in_manifest="always",
     )
-    attention: str = _model("auto", choice("auto", "triton", "cpu", "torch"), "Attention kernels.")
-    forward: Literal["auto", "plain"] = _model(
+    attention: str = _model(
         "auto",
-        choice("auto", "plain"),
-        "auto: a faster forward pass where there is one for the model. plain: always that of transformers.",
+        choice("auto", "triton", "cpu", "torch"),
+        "Attention kernels: Triton on a GPU, C++ on a CPU, or PyTorch, which runs everywhere and is slow.",
+    )
+    forward: Literal["auto", "hf"] = _model(
+        "auto",
+        choice("auto", "hf", plain="hf"),
+        "auto: a faster forward pass where there is one for the model. hf: always that of transformers.",
     )
     trust_remote_code: bool = _model(False, boolean, "Run code from the model's repository.", in_manifest="always")
     ignore_adapter: bool = _model(

@@ -117,3 +117,25 @@ def test_the_groups_stand_in_their_order(shown: Help) -> None:
 
 def test_the_help_is_plain_where_no_terminal_shows_it(shown: Help) -> None:
     assert "\x1b" not in shown("run")
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("", set(COMMANDS)),
+        ("run --max-num", {"--max-num-seqs", "--max-num-batched-tokens"}),
+        ("run --no-prefix", {"--no-prefix-cache"}),
+        ("run --preemption ", {"auto", "swap", "recompute"}),
+        ("bench --dtype b", {"bfloat16"}),
+    ],
+)
+def test_the_shell_completes_commands_flags_and_choices(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, typed: str, offered: set[str]
+) -> None:
+    words = f"pagedbatch {typed}"
+    monkeypatch.setenv("_PAGEDBATCH_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+    with pytest.raises(SystemExit):
+        app([], prog_name="pagedbatch", standalone_mode=False)
+    assert set(capsys.readouterr().out.split()) == offered

@@ -137,6 +137,10 @@ def test_the_time_of_a_row_is_a_number_of_seconds(value: Any, reason: str) -> No
         merge({**NEEDED, "row_prepare_timeout": value}, {})
 
 
+def test_an_old_spelling_still_works() -> None:
+    assert merge({**NEEDED, "forward": "plain"}, {}).forward == merge({**NEEDED, "forward": "hf"}, {}).forward == "hf"
+
+
 def test_what_a_manifest_holds() -> None:
     """Journals of earlier versions hold these names: a run that one of them began must find its own again."""
     plain = merge(NEEDED, {}).for_manifest()

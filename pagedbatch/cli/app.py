@@ -62,7 +62,7 @@ def main() -> None:
     """Runs the command line and exits. Whatever goes wrong is one line on stderr and an exit code."""
     gc.set_threshold(_GARBAGE_THRESHOLD)
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        sys.exit(app(prog_name="pagedbatch", standalone_mode=False) or 0)
     except PagedBatchError as error:
         hint = f" ({_TRACEBACK}=1 shows where)" if isinstance(error, RunError) and error.__cause__ else ""
         _fail(f"{error}{hint}", error.exit_code, error)

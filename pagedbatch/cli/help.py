@@ -50,7 +50,7 @@ def _write_help(command: Any, ctx: Any, formatter: Any, subcommands: Mapping[str
         groups.setdefault(group, []).append(_entry(_names(param), _help(param), width))
     groups["Options"] = groups.pop("Options")  # last: what is no part of the command's work, such as --help
     for group, entries in groups.items():
-        formatter.write(f"\n{_bold(group)}\n{''.join(entries)}")
+        formatter.write(f"\n{_styled(group, underline=True)}\n{''.join(entries)}")
 
 
 def _is_argument(param: Any) -> bool:
@@ -79,7 +79,7 @@ def _help(param: Any) -> str:
 
 
 def _entry(names: str, text: str, width: int) -> str:
-    return f"{_bold(_wrapped(names, width, '  ').rstrip())}\n{_wrapped(text, width, _INDENT)}"
+    return f"{_styled(_wrapped(names, width, '  ').rstrip())}\n{_wrapped(text, width, _INDENT)}"
 
 
 def _wrapped(text: str, width: int, indent: str) -> str:
@@ -91,7 +91,7 @@ def _wrapped(text: str, width: int, indent: str) -> str:
     return wrapped.replace("\xa0", " ") + "\n"
 
 
-def _bold(text: str) -> str:
+def _styled(text: str, underline: bool = False) -> str:
     """In bold where the help goes to a terminal that wants it."""
     plain = not sys.stdout.isatty() or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-    return text if plain else typer.style(text, bold=True)
+    return text if plain else typer.style(text, bold=True, underline=underline)

@@ -70,7 +70,7 @@ class SimulateOptions:
     max_tokens: int | None = _requests(
         None, count, "Maximum tokens per output.", default_text="what the context leaves"
     )
-    seed: int = _requests(0, integer(0, INT64), "Seed of all that is drawn.")
+    seed: int = _requests(0, integer(-INT64, INT64), "Seed of all that is drawn.")
     model: str | None = _model(
         None, text, "Take context and KV size from this model's config, without its weights.", short="-m"
     )
