@@ -212,7 +212,7 @@ class RunSettings:
     attention: str = _model(
         "auto",
         choice("auto", "triton", "cpu", "torch"),
-        "Attention kernels: Triton on a GPU, C++ on a CPU, or PyTorch, which runs everywhere and is slow.",
+        "Attention kernels: triton for GPUs, cpu (C++) for CPUs, or torch, which runs everywhere and is slow.",
     )
     forward: Literal["auto", "hf"] = _model(
         "auto",

@@ -1,4 +1,4 @@
-"""The live view of a run: rows, speed, time left and the pool. Reads snapshots; knows no engine, no job and no file.
+"""The live view of a run: rows, speed, time left and the pool.
 
 On a terminal it redraws in place four times a second; elsewhere it prints a plain line every ten seconds.
 """
@@ -28,12 +28,12 @@ PLAIN_SECONDS = 10.0
 _LABEL_WIDTH = 9
 _BESIDE_BAR_WIDTH = 30
 _MAX_WIDTH = 120
-_MOST_POOLS = 8
+_MAX_POOLS = 8
 _STATES = (("private", "blue"), ("shared", "magenta"), ("cached", "cyan"), ("free", "bright_black"))
 
 
 class Progress(Protocol):
-    """What a run tells while it lasts. A context manager: entering shows it, leaving shows the last state."""
+    """The display of a run. A context manager: entering shows it, leaving shows the final state."""
 
     def __enter__(self) -> Self: ...
 
@@ -44,18 +44,18 @@ class Progress(Protocol):
     def update(
         self, snapshot: StepSnapshot | None, rows_done: int, rows_error: int, pools: Sequence[StepSnapshot] = ()
     ) -> None:
-        """Takes in a step, right after it ran. Where there are workers, `snapshot` is their sum and `pools` are theirs.
+        """Called after each step. With several workers, `snapshot` is their sum and `pools` are their own snapshots.
 
-        `rows_done` counts the rows that this run finished, errors included, and `rows_error` those errors. Resumed rows
-        are in neither: they were given at the start. Rows that fail before any step come with no snapshot.
+        `rows_done` counts the rows that this run finished, errors included, and `rows_error` the errors among them.
+        Neither includes resumed rows. `snapshot` is None if rows failed before the first step.
         """
 
     def message(self, text: str) -> None:
-        """Prints a notice that stays, above the display."""
+        """Prints a line that stays, above the display."""
 
 
 def make_progress(total_rows: int | None, resumed: int, console: Console, clock: Clock = time.monotonic) -> Progress:
-    """The display that suits the console. `total_rows` counts all rows of the input, the `resumed` ones included."""
+    """The display that suits the console. `total_rows` counts all rows of the input, including the `resumed` ones."""
     tally = Tally(total_rows, resumed)
     if console.is_terminal and not console.is_dumb_terminal:
         return TerminalProgress(tally, console, clock)
@@ -63,7 +63,7 @@ def make_progress(total_rows: int | None, resumed: int, console: Console, clock:
 
 
 class PlainProgress:
-    """One line every ten seconds, and one at the end: for logs."""
+    """One line every ten seconds and one at the end, for logs."""
 
     def __init__(self, tally: Tally, console: Console, clock: Clock) -> None:
         self._tally = tally
@@ -100,7 +100,7 @@ class PlainProgress:
 
 
 class TerminalProgress:
-    """A few lines redrawn in place. Nothing runs beside the engine: the redraw is part of `update` when it is due."""
+    """A few lines that are redrawn in place, by `update` when a redraw is due: no thread runs beside the engine."""
 
     def __init__(self, tally: Tally, console: Console, clock: Clock) -> None:
         self._tally = tally
@@ -109,7 +109,7 @@ class TerminalProgress:
         self._glyphs = glyphs_for(console)
         self._due = 0.0
         self._pools: Sequence[StepSnapshot] = ()
-        # Standard output may carry data, so it stays as it is; warnings on stderr go above the display.
+        # stdout may carry data and is left alone; warnings on stderr appear above the display.
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=False)
 
     def __enter__(self) -> Self:
@@ -156,11 +156,11 @@ class TerminalProgress:
         return self._bar_line("rows", parts, _share_done(tally), f"{tally.rows_done:,} of {tally.total_rows:,}")
 
     def _pool_lines(self, snapshot: StepSnapshot, pools: Sequence[StepSnapshot]) -> list[Text]:
-        """The pool, or a line for each of several, as many as there is room for; then what the shades mean."""
+        """A line for each pool, up to `_MAX_POOLS`; then what the shades mean, and what is running."""
         if len(pools) < 2:
             bars = [self._pool_line("pool", snapshot.pool)]
         else:
-            shown = pools[: _MOST_POOLS - 1] if len(pools) > _MOST_POOLS else pools
+            shown = pools[: _MAX_POOLS - 1] if len(pools) > _MAX_POOLS else pools
             bars = [self._pool_line(f"pool {i}", each.pool) for i, each in enumerate(shown)]
             if len(shown) < len(pools):
                 bars.append(self._pool_line(f"all {len(pools)}", snapshot.pool))
@@ -187,12 +187,12 @@ class TerminalProgress:
         return Text.assemble((f"{label:<{_LABEL_WIDTH}}", "bold"), body, no_wrap=True, overflow="crop")
 
     def _bar_line(self, label: str, parts: list[Part], share: float, words: str) -> Text:
-        """A bar as long as the line above's or below's, whatever the numbers beside it."""
+        """A bar whose length does not depend on the numbers beside it, so that bars above each other align."""
         width = max(8, self._width - _LABEL_WIDTH - _BESIDE_BAR_WIDTH)
         return self._line(label, stacked_bar(parts, width) + Text(f"  {share:>4.0%}  {words}"))
 
     def _cells_line(self, label: str, cells: Sequence[str | Text]) -> Text:
-        """Words in four columns that stay where they are while numbers grow."""
+        """Words in four columns, which stay in place while numbers grow."""
         width = (self._width - _LABEL_WIDTH) // len(_STATES)
         body = Text()
         for cell in cells:
@@ -207,7 +207,7 @@ class TerminalProgress:
 
 
 def _share_done(tally: Tally) -> float:
-    """Rows done / rows; rounded down below the end, so that 100% means all."""
+    """Finished rows / all rows, rounded down so that 100% means all."""
     if not tally.total_rows:
         return 1.0
     return int(100 * tally.rows_done / tally.total_rows) / 100
@@ -261,6 +261,6 @@ def _running_words(snapshot: StepSnapshot, preemptions: int) -> list[str]:
 
 
 def _rough(seconds: float) -> str:
-    """Time left, no finer than it is known: to 5 s up to two minutes, then to 30 s, then to the minute."""
+    """Time left, rounded to what is known: to 5 s below two minutes, to 30 s below 20, then to the minute."""
     grain = 1 if seconds < 20 else 5 if seconds < 120 else 30 if seconds < 1200 else 60
     return duration(max(1, round(seconds / grain)) * grain) if seconds >= 10 else f"{max(1, round(seconds))} s"
