@@ -1,4 +1,4 @@
-"""What a row may ask of generation: its options, and the combinations that are refused.
+"""The generation options, which a run or a row may give, and the combinations that are refused.
 
 Names are OpenAI's where OpenAI has one, else Hugging Face's.
 """
@@ -31,21 +31,21 @@ from pagedbatch.readers import (
 )
 
 DEFAULT_MAX_TOKENS = 256
-#: Samples or beams of a row. Each takes a kilobyte of host memory before it has a token.
+#: Maximum samples or beams of a row. Each takes a kilobyte of host memory before it has a token.
 MAX_WIDTH = 2**16
-#: From here on a draw is as good as one from all tokens alike.
+#: Above this, all tokens are about equally likely.
 MAX_TEMPERATURE = 1e6
-#: What scores are multiplied by, or divided by: so that they stay finite in float32 after biases and penalties.
+#: Logits are multiplied or divided by at most this, so that they stay finite in float32 after biases and penalties.
 MAX_FACTOR = 1e6
 MAX_LOGPROBS = 100
-#: Hashed, not counted with: room for a UUID.
+#: A seed is only hashed, so a UUID may be one.
 MAX_SEED = 2**128
 #: `length ** length_penalty`, and a score divided by it, stay finite for every length up to 2**31 tokens.
 MAX_LENGTH_PENALTY = 32
 
-#: Defaults of a model that have no meaning beside samples, and beside beams.
-_OF_BEAMS = frozenset({"num_beams", "num_beam_groups", "diversity_penalty"})
-_OF_SAMPLES = frozenset({"temperature", "top_p", "top_k", "min_p"})
+#: Defaults of a model that are dropped when samples are drawn, and when beams are searched.
+_BEAM_SEARCH_ONLY = frozenset({"num_beams", "num_beam_groups", "diversity_penalty"})
+_SAMPLING_ONLY = frozenset({"temperature", "top_p", "top_k", "min_p"})
 
 _prompts = partial(option, group="Prompts")
 _length = partial(option, group="Length and stopping")
@@ -206,12 +206,12 @@ class GenerationParams:
 
     @property
     def beams_per_group(self) -> int:
-        """Beams that are ranked against each other: all, but in diverse beam search."""
+        """Beams that are ranked against each other: all of them, except in diverse beam search."""
         return self.num_beams // self.num_beam_groups
 
     @property
     def num_samples(self) -> int:
-        """Samples that are drawn; without meaning in beam search."""
+        """Samples to draw; meaningless in beam search."""
         return self.n if self.best_of is None else self.best_of
 
     @property
@@ -225,12 +225,12 @@ class GenerationParams:
 
     @property
     def bad_words_ids(self) -> list[tuple[int, ...]]:
-        """The token sequences among `bad_words`: all of them, once the strings were encoded."""
+        """The token sequences among `bad_words`: all of them, once the texts have been encoded."""
         return [word for word in self.bad_words if not isinstance(word, str)]
 
     @property
     def width(self) -> int:
-        """Sequences after the first token: samples, or beams."""
+        """Number of sequences after the first token: samples or beams."""
         return self.num_beams if self.use_beam_search else self.num_samples
 
     @property
@@ -254,8 +254,8 @@ READERS: dict[str, Reader] = {name: each.read for name, each in GENERATION_OPTIO
 def resolve(model_defaults: Mapping[str, Any], *layers: Mapping[str, Any]) -> GenerationParams:
     """Merges setting layers, the strongest last, into checked parameters.
 
-    Each layer maps field names to raw values; `None` means "not given here". Where nobody gives a temperature it is 0
-    (greedy) for one output and 1.0 for several samples. What a model says by default gives way to what is asked.
+    Each layer maps names to raw values; `None` means "not given here". If nobody gives a temperature, it is 0 (greedy)
+    for one output and 1.0 for several samples. The model's defaults give way to all layers.
 
     Raises:
         ParamError: a value has the wrong type or range, or two settings can't be combined.
@@ -263,7 +263,7 @@ def resolve(model_defaults: Mapping[str, Any], *layers: Mapping[str, Any]) -> Ge
     asked = {name: value for layer in layers for name, value in layer.items() if value is not None}
     asked = {name: READERS[name](name, value) for name, value in asked.items()}
     defaults = {name: READERS[name](name, value) for name, value in model_defaults.items() if name not in asked}
-    values = {**_beside(defaults, asked), **asked}
+    values = {**_compatible(defaults, asked), **asked}
     uses_beams = values.get("num_beams", 1) > 1
     if "temperature" not in asked and (uses_beams or "temperature" not in values):
         num_samples = values.get("best_of") or values.get("n", 1)
@@ -273,17 +273,17 @@ def resolve(model_defaults: Mapping[str, Any], *layers: Mapping[str, Any]) -> Ge
     return params
 
 
-def _beside(defaults: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
-    """The model's defaults that go with what is asked.
+def _compatible(defaults: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    """The model's defaults that can be combined with what was asked for.
 
-    Whoever asks for samples gets no beams, who asks for beams no groups of them, and who gets beams no sampling. An
-    asked limit bounds a default minimum.
+    Asking for samples drops defaults of beam search, asking for beams drops default groups of beams, and beam search
+    drops defaults of sampling. A default minimum or maximum of tokens gives way to an asked maximum or minimum.
     """
     samples = asked.get("temperature", 0) > 0 or asked.get("n", 1) > defaults.get("num_beams", 1)
     if samples or any(name in asked for name in ("best_of", "sample_index", "num_beams")):
-        defaults = {name: value for name, value in defaults.items() if name not in _OF_BEAMS}
+        defaults = {name: value for name, value in defaults.items() if name not in _BEAM_SEARCH_ONLY}
     if asked.get("num_beams", defaults.get("num_beams", 1)) > 1:
-        defaults = {name: value for name, value in defaults.items() if name not in _OF_SAMPLES}
+        defaults = {name: value for name, value in defaults.items() if name not in _SAMPLING_ONLY}
     if "min_tokens" in defaults and "max_tokens" in asked:
         defaults["min_tokens"] = min(defaults["min_tokens"], max(0, asked["max_tokens"]))
     if "max_tokens" in defaults and "min_tokens" in asked:
@@ -293,7 +293,7 @@ def _beside(defaults: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
 
 def _check(p: GenerationParams) -> None:
     if p.best_of is not None and p.best_of < p.n:
-        raise ParamError(f"best_of {p.best_of} is below n {p.n}: so many samples must be drawn")
+        raise ParamError(f"best_of {p.best_of} is below n {p.n}: at least n samples must be drawn")
     if p.min_tokens > p.max_tokens:
         raise ParamError(f"min_tokens {p.min_tokens} is above max_tokens {p.max_tokens}")
     if p.continue_final_message and p.add_generation_prompt:
@@ -322,7 +322,9 @@ def _check_beams(p: GenerationParams) -> None:
             f"{name} {getattr(p, name)} can't be combined with num_beams {p.num_beams}: beams don't sample"
         )
     if p.num_beams % p.num_beam_groups:
-        raise ParamError(f"num_beams {p.num_beams} can't be split into num_beam_groups {p.num_beam_groups} of one size")
+        raise ParamError(
+            f"num_beams {p.num_beams} can't be split into num_beam_groups {p.num_beam_groups} of one size"
+        )
     if p.num_beam_groups > 1 and p.diversity_penalty is None:
         raise ParamError(
             f"num_beam_groups {p.num_beam_groups} without a diversity_penalty gives equal groups: set one, such as 0.5"

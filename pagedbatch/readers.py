@@ -41,7 +41,7 @@ def _show(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Checks a value from JSON, TOML or the command line; call it with what messages name and the value.
+    """Checks a value from JSON, TOML or the command line. Called with its name in messages and the value.
 
     Attributes:
         check: gives the value in the form that the program uses, or raises `ParamError`.
@@ -49,7 +49,7 @@ class Reader:
         accepts: says in words what is accepted.
         flag_type: the type that the command line reads: a list where the flag may be repeated.
         decode: turns a text typed on the command line into the value, or raises `ParamError`.
-        show: writes a default for people.
+        show: writes a default for the help.
     """
 
     check: Callable[[str, Any], Any]
@@ -76,6 +76,11 @@ class Reader:
         return self.decode(name, value)
 
 
+def reader(metavar: str, accepts: str, **more: Any) -> Callable[[Callable[[str, Any], Any]], Reader]:
+    """A decorator: makes a reader of the function that checks the value."""
+    return lambda check: Reader(check, metavar, accepts, **more)
+
+
 def is_unicode(text: str) -> bool:
     """Whether `text` can be written as UTF-8: JSON escapes can smuggle in lone surrogates."""
     try:
@@ -85,15 +90,15 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def unescape(_: str, text: str) -> str:
+def _unescape(_: str, typed: str) -> str:
     r"""Shells hand over `\n` as two characters; in a text to match or to fill it means a line end."""
-    parts = text.split("\\\\")
+    parts = typed.split("\\\\")
     return "\\".join(part.replace("\\n", "\n").replace("\\t", "\t") for part in parts)
 
 
-def _json(name: str, text: str) -> Any:
+def _json(name: str, typed: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(typed)
     except json.JSONDecodeError as error:
         raise ParamError(f"{name}: malformed JSON: {error.msg} at column {error.colno}") from None
 
@@ -140,9 +145,9 @@ def _check_bounds(name: str, value: float, low: float, high: float) -> None:
 def _bound(value: float) -> str:
     """A bound as it is read most easily."""
     if isinstance(value, int) and abs(value) > INT64 // 2:
-        size = abs(value)
-        text = f"2**{size.bit_length()} - 1" if size & 1 else f"2**{size.bit_length() - 1}"
-        return text if value > 0 else f"-({text})"
+        bits = abs(value).bit_length()
+        power = f"2**{bits} - 1" if value & 1 else f"2**{bits - 1}"
+        return power if value > 0 else f"-({power})"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -153,8 +158,8 @@ def size(low: int = 0) -> Reader:
     """A number of bytes from `4GiB`, `512MiB`, `1e9`, `2G` or a plain number. G and GB are 10^9, GiB is 2^30."""
 
     def read(name: str, value: Any) -> int:
-        text = str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
-        match = _SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
+        typed = str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+        match = _SIZE.fullmatch(typed.strip()) if isinstance(typed, str) else None
         num_bytes = float(match[1]) * _BYTES[match[2].lower()] if match else math.inf
         if not math.isfinite(num_bytes):
             raise ParamError(f"{name}: {short(value)} is not a size: write 4GiB, 512MiB, 2G or a number of bytes")
@@ -173,13 +178,11 @@ def _show_size(num_bytes: int) -> str:
 # Words
 
 
-def _boolean(name: str, value: Any) -> bool:
+@reader("", "true or false", flag_type=bool, show=lambda value: "on" if value else "off")
+def boolean(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ParamError(f"{name} must be true or false, got {short(value)}")
     return value
-
-
-boolean = Reader(_boolean, "", "true or false", flag_type=bool, show=lambda value: "on" if value else "off")
 
 
 def choice(*choices: str, **old: str) -> Reader:
@@ -195,7 +198,13 @@ def choice(*choices: str, **old: str) -> Reader:
     return Reader(read, "|".join(choices), f"one of {', '.join(choices)}", choices)
 
 
-def _stopping_rule(name: str, value: Any) -> bool | str:
+@reader(
+    "true|false|never",
+    "true, false or never",
+    choices=("true", "false", "never"),
+    show=lambda value: str(value).lower(),
+)
+def stopping_rule(name: str, value: Any) -> bool | str:
     named = {"true": True, "false": False, "never": "never"}
     if isinstance(value, str) and value.lower() in named:
         value = named[value.lower()]
@@ -204,39 +213,30 @@ def _stopping_rule(name: str, value: Any) -> bool | str:
     raise ParamError(f"{name} must be true, false or 'never', got {short(value)}")
 
 
-_STOPPING_RULES = ("true", "false", "never")
-stopping_rule = Reader(
-    _stopping_rule,
-    "|".join(_STOPPING_RULES),
-    "true, false or never",
-    _STOPPING_RULES,
-    show=lambda value: str(value).lower(),
-)
-
-
-def _text(name: str, value: Any) -> str:
+@reader("TEXT", "a text")
+def text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ParamError(f"{name} must be a non-empty text, got {short(value)}")
     return value
 
 
-text = Reader(_text, "TEXT", "a text")
-escaped_text = Reader(_text, "TEXT", "a text", decode=unescape)
-text_or_object = Reader(
-    lambda name, value: value if isinstance(value, Mapping) else _text(name, value), "TEXT", "a text or an object"
-)
+escaped_text = replace(text, decode=_unescape)
 
 
-def _json_object(name: str, value: Any) -> Mapping[str, Any]:
+@reader("TEXT", "a text or an object")
+def text_or_object(name: str, value: Any) -> str | Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else str(text(name, value))
+
+
+@reader("JSON", "a JSON object", decode=_json)
+def json_object(name: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ParamError(f"{name} must be an object of names to values, got {short(value)}")
     return value
 
 
-json_object = Reader(_json_object, "JSON", "a JSON object", decode=_json)
-
-
-def _day(name: str, value: Any) -> str:
+@reader("DAY", "a day as YYYY-MM-DD")
+def day(name: str, value: Any) -> str:
     """A day as YYYY-MM-DD; a recipe may hold it as a date of TOML's own."""
     if isinstance(value, date) and not isinstance(value, datetime):
         return value.isoformat()
@@ -248,10 +248,8 @@ def _day(name: str, value: Any) -> str:
     raise ParamError(f"{name} must be a day as YYYY-MM-DD, such as 2025-01-31, got {short(value)}")
 
 
-day = Reader(_day, "DAY", "a day as YYYY-MM-DD")
-
-
-def _delimiter(name: str, value: Any) -> str:
+@reader("|".join(DELIMITERS), f"one of {', '.join(DELIMITERS)}, or the character itself", choices=tuple(DELIMITERS))
+def delimiter(name: str, value: Any) -> str:
     """The character itself, from it or from its name."""
     found = DELIMITERS.get(value, value) if isinstance(value, str) else None
     found = "\t" if found == "\\t" else found
@@ -260,35 +258,27 @@ def _delimiter(name: str, value: Any) -> str:
     return str(found)
 
 
-delimiter = Reader(
-    _delimiter, "|".join(DELIMITERS), f"one of {', '.join(DELIMITERS)}, or the character itself", tuple(DELIMITERS)
-)
-
-
-def _new_file(name: str, value: Any) -> str:
-    folder = Path(_text(name, value)).parent
+@reader("FILE", "a file in a folder that exists")
+def new_file(name: str, value: Any) -> str:
+    folder = Path(text(name, value)).parent
     if not folder.is_dir():
         raise ParamError(f"{name}: there is no folder {folder}")
     return str(value)
 
 
-new_file = Reader(_new_file, "FILE", "a file in a folder that exists")
-
-
 # Lists
 
 
-def _column_names(name: str, value: Any) -> tuple[str, ...]:
+@reader("NAMES", "a list of names, or names with commas between them", flag_type=list[str])
+def column_names(name: str, value: Any) -> tuple[str, ...]:
     parts = value if isinstance(value, (list, tuple)) else [value]
     if not all(isinstance(part, str) for part in parts):
         raise ParamError(f"{name} must be names of columns, got {short(value)}")
     return tuple(dict.fromkeys(name for part in parts for name in part.split(",") if name))
 
 
-column_names = Reader(_column_names, "NAMES", "a list of names, or names with commas between them", flag_type=list[str])
-
-
-def _stop_strings(name: str, value: Any) -> tuple[str, ...]:
+@reader("TEXT", "a text or a list of texts", flag_type=list[str], decode=_unescape)
+def stop_strings(name: str, value: Any) -> tuple[str, ...]:
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, (list, tuple)) or not all(isinstance(item, str) and item for item in items):
         raise ParamError(f"{name} must be a non-empty string or a list of them, got {short(value)}")
@@ -302,9 +292,6 @@ def _check_sizes(name: str, items: list[Any] | tuple[Any, ...], max_items: int, 
     if any(len(item) > max_length for item in items):
         shown = short(max(items, key=len))
         raise ParamError(f"{name} takes entries of at most {max_length} characters or tokens, got {shown}")
-
-
-stop_strings = Reader(_stop_strings, "TEXT", "a text or a list of texts", flag_type=list[str], decode=unescape)
 
 
 def _token_id(name: str, value: Any) -> int:
@@ -322,44 +309,39 @@ def _listed_token_ids(name: str, value: Any) -> list[int]:
     return [_token_id(name, item) for item in items]
 
 
-def _token_ids(name: str, value: Any) -> tuple[int, ...]:
+@reader("ID", "a token id or a list of them", flag_type=list[int])
+def token_ids(name: str, value: Any) -> tuple[int, ...]:
     """Each once, in the order in which they were given."""
     return tuple(dict.fromkeys(_listed_token_ids(name, value)))
 
 
-def _some_token_ids(name: str, value: Any) -> tuple[int, ...]:
-    found = _token_ids(name, value)
+@reader("ID", "a token id or a list of them", flag_type=list[int])
+def some_token_ids(name: str, value: Any) -> tuple[int, ...]:
+    found = token_ids(name, value)
     if not found:
         raise ParamError(f"{name} is empty: nothing could be generated")
     return tuple(sorted(found))
 
 
-token_ids = Reader(_token_ids, "ID", "a token id or a list of them", flag_type=list[int])
-some_token_ids = Reader(_some_token_ids, "ID", "a token id or a list of them", flag_type=list[int])
-
-
-def _biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
+@reader("JSON", f"an object of token ids to numbers from {-MAX_ADDED:g} to {MAX_ADDED:g}", decode=_json)
+def biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
     if not isinstance(value, Mapping):
         raise ParamError(f"{name} must be an object of token id to bias, got {short(value)}")
     read_bias = number(-MAX_ADDED, MAX_ADDED)
-    biases: dict[int, float] = {}
+    found: dict[int, float] = {}
     for key, bias in value.items():
         try:
             token_id = _token_id(name, int(key) if isinstance(key, str) else key)
         except ValueError:
             raise ParamError(f"{name}: {short(key)} is not a token id") from None
-        if token_id in biases:
+        if token_id in found:
             raise ParamError(f"{name}: token {token_id} stands there twice")
-        biases[token_id] = read_bias(f"{name} of token {token_id}", bias)
-    return tuple(sorted(biases.items()))
+        found[token_id] = read_bias(f"{name} of token {token_id}", bias)
+    return tuple(sorted(found.items()))
 
 
-biases = Reader(
-    _biases, "JSON", f"an object of token ids to numbers from {-MAX_ADDED:g} to {MAX_ADDED:g}", decode=_json
-)
-
-
-def _words_or_ids(name: str, value: Any) -> tuple[BadWord, ...]:
+@reader("TEXT", "a list of texts or of lists of token ids", flag_type=list[str], decode=_unescape)
+def words_or_ids(name: str, value: Any) -> tuple[BadWord, ...]:
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, (list, tuple)) or not all(isinstance(i, (str, list, tuple)) and i for i in items):
         raise ParamError(f"{name} must be a list of texts or of lists of token ids, got {short(value)}")
@@ -367,12 +349,7 @@ def _words_or_ids(name: str, value: Any) -> tuple[BadWord, ...]:
     return tuple(item if isinstance(item, str) else tuple(_listed_token_ids(name, item)) for item in items)
 
 
-words_or_ids = Reader(
-    _words_or_ids, "TEXT", "a list of texts or of lists of token ids", flag_type=list[str], decode=unescape
-)
-
-
 def num_logprobs(max_tokens: int) -> Reader:
     """How many of the most likely tokens to tell, up to `max_tokens`; false says that nobody asks."""
-    count = integer(0, max_tokens, "K")
-    return replace(count, check=lambda name, value: None if value is False else count(name, value))
+    counted = integer(0, max_tokens, "K")
+    return replace(counted, check=lambda name, value: None if value is False else counted(name, value))

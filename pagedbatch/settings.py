@@ -51,11 +51,11 @@ _workers = partial(option, group="Workers")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """Everything that `pagedbatch run` was told, checked. Sizes are in bytes.
+    """The checked settings of a run. Sizes are in bytes.
 
-    `generation` holds the generation parameters that were given for the whole run; `origins` says where each setting
-    that is not at its default came from. `started` is when the run first started, in ISO format: known once its journal
-    has been looked into.
+    `generation` holds the generation options that were given for the whole run. `origins` says where each setting that
+    is not at its default came from. `started` is the time at which the run first started, in ISO format; it is known
+    once the journal has been read.
     """
 
     input: str = _job(
@@ -244,24 +244,24 @@ class RunSettings:
 
     @property
     def now(self) -> datetime:
-        """What chat templates take for the present: `date`, else the first start of the run."""
+        """The present for chat templates: `date`, else the first start of the run."""
         given = self.date or self.started
         return datetime.now() if given is None else datetime.fromisoformat(given)
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """What OpenAI batch rows may call the model; their answers carry the first."""
+        """Names by which OpenAI batch rows may ask for the model. The first one is written into their answers."""
         if self.served_model_name is not None:
             return (self.served_model_name,)
         return (self.model, Path(self.model).name)
 
     @property
     def uses_workers(self) -> bool:
-        """Whether engines in processes of their own answer the rows."""
+        """Whether worker processes answer the rows, instead of this process."""
         return self.workers is not None or self.ray_address is not None
 
     def for_manifest(self) -> dict[str, Any]:
-        """What decides what is written, beside the generation parameters; the other settings change only how fast."""
+        """The settings that decide what is written, beside the generation options. The others only change the speed."""
         values = {name: getattr(self, name) for name, each in RUN_OPTIONS.items() if each.in_manifest != "no"}
         return {name: value for name, value in values.items() if value or RUN_OPTIONS[name].in_manifest == "always"}
 
@@ -276,7 +276,7 @@ OPTIONS: dict[str, Option] = {
     for each in sorted([*RUN_OPTIONS.values(), *GENERATION_OPTIONS.values()], key=lambda each: GROUPS.index(each.group))
 }
 
-#: Settings that say one thing in several ways.
+#: Settings of which only one can be given.
 _EITHER_OR = (
     ("kv_memory", "num_blocks"),
     ("prompt_column", "prompt_template"),
@@ -288,7 +288,7 @@ def read_recipe(path: str) -> dict[str, Any]:
     """The settings of a TOML recipe, by their names with underscores.
 
     Raises:
-        UsageError: missing, malformed, or it holds a key that is no setting.
+        UsageError: it is missing or malformed, or contains an unknown key.
     """
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -308,13 +308,13 @@ def read_recipe(path: str) -> dict[str, Any]:
             hint = f": did you mean {close[0]!r}?" if close else ""
             raise UsageError(f"--recipe {path}: unknown key {key!r}{hint}")
         if name in settings:
-            raise UsageError(f"--recipe {path}: {name} stands twice, with a dash and with an underscore")
+            raise UsageError(f"--recipe {path}: {name} is given twice, with a dash and with an underscore")
         settings[name] = value
     return settings
 
 
 def merge(command_line: Mapping[str, Any], recipe: Mapping[str, Any]) -> RunSettings:
-    """Settings from both layers over the defaults; the command line wins. `None` means "not given here".
+    """Merges the settings of both layers over the defaults; the command line wins. `None` means "not given here".
 
     Raises:
         UsageError: a value is wrong, one is missing, or two can't be combined.
@@ -343,7 +343,7 @@ def merge(command_line: Mapping[str, Any], recipe: Mapping[str, Any]) -> RunSett
 
 
 def _overridden(given: Mapping[str, Any]) -> Iterator[str]:
-    """Of settings that say one thing in several ways, the stronger layer's stays: these names leave the weaker ones."""
+    """Names that are dropped from the weaker layer: they exclude a setting that is given here."""
     for names in _EITHER_OR:
         found = [name for name in names if name in given]
         if len(found) > 1:

@@ -75,7 +75,7 @@ def test_the_stronger_layer_decides_between_two_ways_to_say_one_thing() -> None:
         ("temprature = 1", "unknown key 'temprature': did you mean 'temperature'?"),
         ("zzz = 1", "unknown key 'zzz'"),
         ("recipe = 'x'", "unknown key 'recipe'"),
-        ("top_p = 1\ntop-p = 1", "top_p stands twice"),
+        ("top_p = 1\ntop-p = 1", "top_p is given twice"),
         ("a = ", "malformed TOML"),
     ],
 )
