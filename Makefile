@@ -65,7 +65,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "setup: installing into $(VENV), once" >&2
 	@$(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
 	@{ [ -z '$(TORCH)' ] || $(PY) -m pip install $(TORCH); } && $(PY) -m pip install -q -c constraints.txt -e '.[dev]' || \
-		{ echo "setup: pip's reason stands above; it needs a package index that it can reach" >&2; exit 1; }
+		{ echo "setup: pip failed for the reason above; it needs a package index that it can reach" >&2; exit 1; }
 	@touch $@
 
 # Not `import pagedbatch`: Python finds that in this folder even if it is not installed.

@@ -322,9 +322,7 @@ def _check_beams(p: GenerationParams) -> None:
             f"{name} {getattr(p, name)} can't be combined with num_beams {p.num_beams}: beams don't sample"
         )
     if p.num_beams % p.num_beam_groups:
-        raise ParamError(
-            f"num_beams {p.num_beams} can't be split into num_beam_groups {p.num_beam_groups} of one size"
-        )
+        raise ParamError(f"num_beams {p.num_beams} can't be split into num_beam_groups {p.num_beam_groups} of one size")
     if p.num_beam_groups > 1 and p.diversity_penalty is None:
         raise ParamError(
             f"num_beam_groups {p.num_beam_groups} without a diversity_penalty gives equal groups: set one, such as 0.5"

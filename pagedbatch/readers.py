@@ -143,7 +143,7 @@ def _check_bounds(name: str, value: float, low: float, high: float) -> None:
 
 
 def _bound(value: float) -> str:
-    """A bound as it is read most easily."""
+    """A bound in its most readable form."""
     if isinstance(value, int) and abs(value) > INT64 // 2:
         bits = abs(value).bit_length()
         power = f"2**{bits} - 1" if value & 1 else f"2**{bits - 1}"
@@ -335,7 +335,7 @@ def biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
         except ValueError:
             raise ParamError(f"{name}: {short(key)} is not a token id") from None
         if token_id in found:
-            raise ParamError(f"{name}: token {token_id} stands there twice")
+            raise ParamError(f"{name}: token {token_id} is given twice")
         found[token_id] = read_bias(f"{name} of token {token_id}", bias)
     return tuple(sorted(found.items()))
 
@@ -350,6 +350,6 @@ def words_or_ids(name: str, value: Any) -> tuple[BadWord, ...]:
 
 
 def num_logprobs(max_tokens: int) -> Reader:
-    """How many of the most likely tokens to tell, up to `max_tokens`; false says that nobody asks."""
+    """How many of the most likely tokens to tell, up to `max_tokens`; false means none at all."""
     counted = integer(0, max_tokens, "K")
     return replace(counted, check=lambda name, value: None if value is False else counted(name, value))

@@ -70,7 +70,7 @@ def main() -> None:
         _fail(" ".join(error.format_message().split()), UsageError.exit_code, error)
     except BrokenPipeError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the exit's own flush is quiet
-        _fail("whoever read the output has gone", PagedBatchError.exit_code, error)
+        _fail("the output was closed by its reader", PagedBatchError.exit_code, error)
 
 
 def _fail(message: str, exit_code: int, error: BaseException) -> None:

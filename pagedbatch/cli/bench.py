@@ -10,7 +10,7 @@ from typing import Any
 
 from pagedbatch.cli.flags import takes_options, values_of
 from pagedbatch.cli.terminal import say
-from pagedbatch.errors import UsageError
+from pagedbatch.errors import RunError, UsageError
 from pagedbatch.options import option, options_of
 from pagedbatch.params import MAX_WIDTH
 from pagedbatch.printable import printable_values
@@ -18,8 +18,6 @@ from pagedbatch.readers import boolean, count, integer, new_file, number, text
 from pagedbatch.run.interrupts import EXIT_INTERRUPTED, Interrupts
 from pagedbatch.settings import OPTIONS
 
-#: Exit code where `generate` failed: our figures are there, the comparison is not.
-_FAILED = 1
 _job = partial(option, group="Job")
 _generate = partial(option, group="Comparison with Hugging Face's generate")
 
@@ -88,7 +86,8 @@ def bench(**flags: Any) -> int:
     if result["interrupted"]:
         say(f"interrupted: {len(result['jobs'])} of {len(plan.jobs)} jobs were measured")
         return EXIT_INTERRUPTED
-    return _FAILED if any("error" in (job["generate"] or {}) for job in result["jobs"]) else 0
+    generate_failed = any("error" in (job["generate"] or {}) for job in result["jobs"])
+    return RunError.exit_code if generate_failed else 0
 
 
 def _names(text: str) -> list[str]:

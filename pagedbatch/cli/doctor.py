@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pagedbatch.errors import PagedBatchError
 from pagedbatch.printable import printable
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def doctor(
 
     found = inspect_model(model, trust_remote_code=trust_remote_code)
     _print(console, f"model {model}", _model(found))
-    return 1 if found.problems else 0
+    return PagedBatchError.exit_code if found.problems else 0
 
 
 def _machine() -> Iterator[tuple[str, str]]:

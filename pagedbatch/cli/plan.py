@@ -16,8 +16,6 @@ from pagedbatch.run.interrupts import EXIT_INTERRUPTED, Interrupts
 from pagedbatch.settings import OPTIONS
 
 _plan = partial(option, group="Plan")
-#: As `run` ends where rows are errors.
-_ROWS_FAIL = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +44,7 @@ def plan(**flags: Any) -> int:
     """Show what a run would need: memory, rows at once, sharing, rows that can't be answered. Reads no weights."""
     from rich.console import Console
 
+    from pagedbatch.output.write import EXIT_ROWS_FAILED
     from pagedbatch.tools.plan.plan import make_plan
     from pagedbatch.tools.plan.tables import print_plan
 
@@ -66,4 +65,4 @@ def plan(**flags: Any) -> int:
     if own.json is not None:
         Path(own.json).write_text(json.dumps(found.as_dict(), indent=1) + "\n", encoding="utf-8")
     print_plan(found, Console())
-    return _ROWS_FAIL if found.rows.num_refused else 0
+    return EXIT_ROWS_FAILED if found.rows.num_refused else 0

@@ -109,6 +109,7 @@ def simulate(**flags: Any) -> int:
 
     from pagedbatch.cli.simulated_pool import KVShape, num_pool_blocks, pool_shape
     from pagedbatch.output.durable import write_atomically
+    from pagedbatch.output.write import EXIT_ROWS_FAILED
     from pagedbatch.report.details import details
     from pagedbatch.report.summary import summary
     from pagedbatch.tools.simulate.lengths import parse_log_normal
@@ -167,7 +168,7 @@ def simulate(**flags: Any) -> int:
         say(f"{plural(found.num_lifted, 'request')} had a length of 0: it was taken as 1")
     if found.num_error:
         say(f"{found.num_error} requests could not run; the first: {found.first_error}")
-    return 3 if found.num_error else 0
+    return EXIT_ROWS_FAILED if found.num_error else 0
 
 
 def _settings(own: SimulateOptions, flags: dict[str, Any], config: EngineConfig) -> dict[str, dict[str, Any]]:
