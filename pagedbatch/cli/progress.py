@@ -6,9 +6,9 @@ On a terminal it redraws in place four times a second; elsewhere it prints a pla
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -32,14 +32,21 @@ _MAX_POOLS = 8
 _STATES = (("private", "blue"), ("shared", "magenta"), ("cached", "cyan"), ("free", "bright_black"))
 
 
-class Progress(Protocol):
-    """The display of a run. A context manager: entering shows it, leaving shows the final state."""
+class Progress(ABC):
+    """Shows a run while it lasts. A context manager: entering shows it, leaving shows the final state."""
 
+    def __init__(self, tally: Tally, console: Console, clock: Clock, seconds: float) -> None:
+        self._tally = tally
+        self._console = console
+        self._clock = clock
+        self._seconds = seconds
+        self._due = 0.0
+
+    @abstractmethod
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    @abstractmethod
+    def __exit__(self, *exception: object) -> None: ...
 
     def update(
         self, snapshot: StepSnapshot | None, rows_done: int, rows_error: int, pools: Sequence[StepSnapshot] = ()
@@ -49,7 +56,17 @@ class Progress(Protocol):
         `rows_done` counts the rows that this run finished, errors included, and `rows_error` the errors among them.
         Neither includes resumed rows. `snapshot` is None if rows failed before the first step.
         """
+        now = self._clock()
+        self._tally.take(now, snapshot, rows_done, rows_error)
+        if now >= self._due:
+            self._due = now + self._seconds
+            self._tally.mark()
+            self._show(pools)
 
+    @abstractmethod
+    def _show(self, pools: Sequence[StepSnapshot]) -> None: ...
+
+    @abstractmethod
     def message(self, text: str) -> None:
         """Prints a line that stays, above the display."""
 
@@ -62,33 +79,20 @@ def make_progress(total_rows: int | None, resumed: int, console: Console, clock:
     return PlainProgress(tally, console, clock)
 
 
-class PlainProgress:
+class PlainProgress(Progress):
     """One line every ten seconds and one at the end, for logs."""
 
     def __init__(self, tally: Tally, console: Console, clock: Clock) -> None:
-        self._tally = tally
-        self._console = console
-        self._clock = clock
-        self._due = 0.0
+        super().__init__(tally, console, clock, PLAIN_SECONDS)
 
     def __enter__(self) -> Self:
         self._due = self._clock() + PLAIN_SECONDS
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._say(_final_words(self._tally))
 
-    def update(
-        self, snapshot: StepSnapshot | None, rows_done: int, rows_error: int, pools: Sequence[StepSnapshot] = ()
-    ) -> None:
-        now = self._clock()
-        self._tally.take(now, snapshot, rows_done, rows_error)
-        if now < self._due:
-            return
-        self._due = now + PLAIN_SECONDS
-        self._tally.mark()
+    def _show(self, pools: Sequence[StepSnapshot]) -> None:
         self._say(_speed_words(self._tally), _pool_words(self._tally, pools))
 
     def _say(self, *groups: list[str]) -> None:
@@ -99,50 +103,32 @@ class PlainProgress:
         self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
-class TerminalProgress:
+class TerminalProgress(Progress):
     """A few lines that are redrawn in place, by `update` when a redraw is due: no thread runs beside the engine."""
 
     def __init__(self, tally: Tally, console: Console, clock: Clock) -> None:
-        self._tally = tally
-        self._console = console
-        self._clock = clock
+        super().__init__(tally, console, clock, REDRAW_SECONDS)
         self._glyphs = glyphs_for(console)
-        self._due = 0.0
-        self._pools: Sequence[StepSnapshot] = ()
         # stdout may carry data and is left alone; warnings on stderr appear above the display.
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=False)
 
     def __enter__(self) -> Self:
         self._live.start()
-        self._draw()
+        self._show([])
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._live.update(self._final())
         self._live.stop()  # draws it
 
-    def update(
-        self, snapshot: StepSnapshot | None, rows_done: int, rows_error: int, pools: Sequence[StepSnapshot] = ()
-    ) -> None:
-        now = self._clock()
-        self._tally.take(now, snapshot, rows_done, rows_error)
-        if now < self._due:
-            return
-        self._due = now + REDRAW_SECONDS
-        self._tally.mark()
-        self._pools = pools
-        self._draw()
+    def _show(self, pools: Sequence[StepSnapshot]) -> None:
+        lines = [self._rows_line(), self._cells_line("speed", _speed_words(self._tally))]
+        if self._tally.snapshot is not None:
+            lines += self._pool_lines(self._tally.snapshot, pools)
+        self._live.update(Group(*lines), refresh=True)
 
     def message(self, text: str) -> None:
         self._console.print(printable(text), markup=False, highlight=False)
-
-    def _draw(self) -> None:
-        lines = [self._rows_line(), self._cells_line("speed", _speed_words(self._tally))]
-        if self._tally.snapshot is not None:
-            lines += self._pool_lines(self._tally.snapshot, self._pools)
-        self._live.update(Group(*lines), refresh=True)
 
     def _final(self) -> Group:
         return Group(self._rows_line(), self._cells_line("speed", _final_words(self._tally)))
