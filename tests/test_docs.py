@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pagedbatch.settings import NAMES
+from pagedbatch.settings import OPTIONS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")])
@@ -88,5 +88,5 @@ def test_a_recipe_says_what_it_shows_and_has_only_known_settings(name: str) -> N
     text = (REPOSITORY / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
     assert text.startswith("# ")
     settings = tomllib.loads(text)
-    assert settings.keys() <= NAMES
+    assert settings.keys() <= OPTIONS.keys()
     assert settings["output"] == f"out/{name}.jsonl"

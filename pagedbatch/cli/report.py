@@ -1,4 +1,4 @@
-"""`pagedbatch report`: the account of finished runs, from their stats files. Knows no model and no engine."""
+"""`pagedbatch report`: the account of finished runs, from their stats files."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pagedbatch.stats.schema import stats_problem
 
 def report(
     stats_files: Annotated[
-        list[Path], typer.Argument(metavar="OUT.stats.json...", help="Stats files that runs wrote beside their output.")
+        list[Path], typer.Argument(metavar="OUT.stats.json", help="Stats files, which runs write beside their output.")
     ],
     html: Annotated[
-        Path | None, typer.Option(metavar="PAGE.html", help="Write one page with pictures instead, of all the files.")
+        Path | None, typer.Option(metavar="PAGE.html", help="Write a page with pictures of all the runs instead.")
     ] = None,
 ) -> None:
-    """Show what a run did and what its memory held."""
+    """Show what runs did, how fast, and what their memory held."""
     runs = {path: read_stats(path) for path in stats_files}
     if html is not None:
         names = names_of(list(runs))
@@ -44,14 +44,14 @@ def report(
 
 
 def names_of(paths: list[Path]) -> dict[Path, str]:
-    """What each run is called on the page: its file's name without the ending, the whole path where two share one."""
+    """The name of each run on the page: its file's name without the ending, or the whole path if two share a name."""
     short = {path: path.name.removesuffix(".json").removesuffix(".stats") for path in paths}
     taken = Counter(short.values())
     return {path: name if taken[name] == 1 else str(path) for path, name in short.items()}
 
 
 def _with_account(name: str, stats: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The run or, where its shards have no account in common, those."""
+    """The run or, if its shards have no common account, each shard."""
     if _is_of_pools_apart(stats):
         return [(shard["file"], shard["stats"]) for shard in stats["shards"]]
     return [(name, stats)]
@@ -95,11 +95,11 @@ def read_stats(path: Path) -> dict[str, Any]:
 
 
 def _is_of_pools_apart(stats: dict[str, Any]) -> bool:
-    """Whether these are merged shards whose pools have no account in common: their blocks differ in size."""
+    """Whether these are merged shards whose pools have no common account, because their blocks differ in size."""
     return stats["memory"] is None and bool(stats.get("shards"))
 
 
 def _hint(path: Path) -> str:
-    """Whoever named the output probably meant the stats beside it."""
+    """Suggests the stats file if somebody named the output beside it."""
     beside = path.with_suffix(".stats.json")
     return f"; did you mean {beside}?" if beside != path and beside.is_file() else ""

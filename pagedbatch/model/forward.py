@@ -17,7 +17,7 @@ from pagedbatch.model.padded_gemm import PaddedGemm, needs_padding
 #: Logits [num_logits, vocab_size] of the batch's `logits_indices`.
 Forward: TypeAlias = Callable[[InputBatch], Tensor]
 
-ForwardName: TypeAlias = Literal["auto", "plain"]
+ForwardName: TypeAlias = Literal["auto", "hf"]
 
 
 class PlainForward:

@@ -85,7 +85,7 @@ class ModelRunner:
 
         Args:
             attention: the backend's name, or "auto".
-            forward: "plain" for the library's own; "auto" takes the lean one where there is one.
+            forward: "hf" for the library's own; "auto" takes the lean one where there is one.
             keep_model: False lets the runner take the weights out of `loaded.model`, which can't be called afterwards.
             num_blocks, kv_memory: the size of the pool in blocks or in bytes; neither: a share of the free memory.
             swap_space: bytes of host memory for preempted groups.

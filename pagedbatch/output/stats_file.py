@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -12,7 +12,7 @@ from pagedbatch import __version__
 from pagedbatch.output.journal import Journal
 from pagedbatch.output.totals import Totals
 from pagedbatch.params import READERS, GenerationParams
-from pagedbatch.settings import RunSettings
+from pagedbatch.settings import RUN_OPTIONS, RunSettings
 from pagedbatch.stats.memory import MemoryAccount
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "triton", "numpy", "xgrammar")
@@ -34,10 +34,8 @@ def describe_settings(
 ) -> dict[str, dict[str, Any]]:
     """Each setting's value and source; `used` adds what an `auto` came to. `params` are a plain row's."""
     described: dict[str, dict[str, Any]] = {}
-    for field in fields(RunSettings):
-        if field.name not in ("generation", "origins", "started"):
-            value = getattr(settings, field.name)
-            described[field.name] = {"value": value, "source": settings.origin(field.name)}
+    for name in RUN_OPTIONS:
+        described[name] = {"value": getattr(settings, name), "source": settings.origin(name)}
     for name, value in asdict(params).items():
         source = settings.origin(name)
         if source == "default" and name in model_defaults and value == READERS[name](name, model_defaults[name]):
