@@ -126,7 +126,7 @@ def attention_variant(target: str, dtype: str, head_size: int, tile: Tile, featu
         "BLOCK_SIZE": 16,
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
-        "ONE_TILE_A_RUN": tile.block_m == 16 and not everything,
+        "ONE_TILE_PER_RUN": tile.block_m == 16 and not everything,
         "CAUSAL": features != "prefix",
     }
     return Variant(

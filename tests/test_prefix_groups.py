@@ -11,9 +11,9 @@ from pagedbatch_kernels.interface import SharedPrefixes
 from pagedbatch_kernels.prefix_groups import PrefixCosts, PrefixGroup, find_prefix_groups
 
 #: Every read saved counts fully, nothing else costs.
-FREE = PrefixCosts(queries_per_kv=1, row_tile=16, group_tile=64, reread=1.0, merge=0.0, launch=0.0)
+FREE = PrefixCosts(queries_per_kv=1, plain_tile=16, shared_tile=64, reread=1.0, merge=0.0, launch=0.0)
 #: The shape of Qwen3-0.6B on an H100: 16 query heads on 8 KV heads of 128, bfloat16.
-H100 = PrefixCosts(queries_per_kv=2, row_tile=16, group_tile=64, reread=0.3, merge=8.0, launch=7813.0)
+H100 = PrefixCosts(queries_per_kv=2, plain_tile=16, shared_tile=64, reread=0.3, merge=8.0, launch=7813.0)
 
 
 def forked(num_rows: int, prefix_blocks: int, *, first_block: int = 0) -> list[list[int]]:
@@ -81,7 +81,7 @@ def test_prefill_rows_beside_the_group_raise_the_bar() -> None:
 )
 def test_no_single_level_is_better(paths: list[list[int]], tile: int) -> None:
     """On random trees of blocks (a block is its path): against all rows grouped by their first k blocks, for each k."""
-    costs = PrefixCosts(queries_per_kv=1, row_tile=1, group_tile=tile, reread=1.0, merge=0.0, launch=0.0)
+    costs = PrefixCosts(queries_per_kv=1, plain_tile=1, shared_tile=tile, reread=1.0, merge=0.0, launch=0.0)
     ids: dict[tuple[int, ...], int] = {}
     tables = [[ids.setdefault(tuple(path[: i + 1]), len(ids)) for i in range(len(path))] for path in paths]
 
@@ -92,15 +92,15 @@ def test_no_single_level_is_better(paths: list[list[int]], tile: int) -> None:
     for level in range(1, 5):
         runs = groupby(tables, key=lambda table: tuple(table[:level]) if len(table) > level else None)
         saved_at_level = sum(saved(len(list(rows)), level) for prefix, rows in runs if prefix is not None)
-        assert sum(saved(group.num_rows, group.num_blocks) for group in groups) >= saved_at_level
+        assert sum(saved(group.num_seqs, group.num_blocks) for group in groups) >= saved_at_level
 
     end = 0
     for group in groups:
-        assert group.first_row >= end
-        end = group.first_row + group.num_rows
-        prefixes = {tuple(table[: group.num_blocks]) for table in tables[group.first_row : end]}
+        assert group.first_seq >= end
+        end = group.first_seq + group.num_seqs
+        prefixes = {tuple(table[: group.num_blocks]) for table in tables[group.first_seq : end]}
         assert len(prefixes) == 1
-        assert all(len(table) > group.num_blocks for table in tables[group.first_row : end])
+        assert all(len(table) > group.num_blocks for table in tables[group.first_seq : end])
 
 
 def test_tensors_for_the_kernels_put_every_row_in_a_run() -> None:

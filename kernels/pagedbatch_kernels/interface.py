@@ -83,17 +83,17 @@ class SharedPrefixes:
         if not groups:
             return None
         runs: list[PrefixGroup] = []
-        next_row = 0
+        next_seq = 0
         for group in groups:
-            runs += [PrefixGroup(row, 1, 0) for row in range(next_row, group.first_row)]
+            runs += [PrefixGroup(row, 1, 0) for row in range(next_seq, group.first_seq)]
             runs.append(group)
-            next_row = group.first_row + group.num_rows
-        runs += [PrefixGroup(row, 1, 0) for row in range(next_row, len(block_tables))]
+            next_seq = group.first_seq + group.num_seqs
+        runs += [PrefixGroup(row, 1, 0) for row in range(next_seq, len(block_tables))]
 
         width = max(run.num_blocks for run in runs)
-        tables = [[*block_tables[run.first_row][: run.num_blocks], *[0] * (width - run.num_blocks)] for run in runs]
-        starts = [query_start_loc[run.first_row] for run in runs] + [query_start_loc[-1]]
-        seq_prefix_lens = [run.num_blocks * block_size for run in runs for _ in range(run.num_rows)]
+        tables = [[*block_tables[run.first_seq][: run.num_blocks], *[0] * (width - run.num_blocks)] for run in runs]
+        starts = [query_start_loc[run.first_seq] for run in runs] + [query_start_loc[-1]]
+        seq_prefix_lens = [run.num_blocks * block_size for run in runs for _ in range(run.num_seqs)]
 
         def on_device(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
             host = torch.tensor(numbers, dtype=torch.int32, pin_memory=device.type == "cuda")

@@ -114,12 +114,12 @@ def next_power_of_two(n: int) -> int:
 
 def num_tiles(shape: LaunchShape, block_m: int) -> int:
     """Query tiles of a pass: one a run where each run fits, else the bound that `attention_kernel` searches in."""
-    if one_tile_a_run(shape, block_m):
+    if one_tile_per_run(shape, block_m):
         return shape.num_runs
     return shape.num_tokens * shape.queries_per_kv // block_m + shape.num_runs
 
 
-def one_tile_a_run(shape: LaunchShape, block_m: int) -> bool:
+def one_tile_per_run(shape: LaunchShape, block_m: int) -> bool:
     return shape.max_query_len * shape.queries_per_kv <= block_m
 
 
@@ -153,11 +153,11 @@ def prefix_costs(
     """
     queries_per_kv = num_heads // num_kv_heads
     token_bytes = 2 * head_size * itemsize
-    group_tile = 64 if itemsize == 2 else 16
+    shared_tile = 64 if itemsize == 2 else 16
     return PrefixCosts(
         queries_per_kv=queries_per_kv,
-        row_tile=16,
-        group_tile=group_tile,
+        plain_tile=16,
+        shared_tile=shared_tile,
         reread=0.3,
         merge=queries_per_kv * 16 * head_size / token_bytes,
         launch=8 * limits.memory_bytes_per_us / (token_bytes * num_kv_heads),
@@ -171,9 +171,9 @@ def _tiles(shape: LaunchShape, limits: DeviceLimits) -> list[Tile]:
     buffers; from there on, tall tiles for the matrix units. float32 has no exact matrix instruction on NVIDIA and stays
     small.
     """
-    rows_a_run = _ceil_div(shape.num_tokens * shape.queries_per_kv, max(1, shape.num_runs))
+    rows_per_run = _ceil_div(shape.num_tokens * shape.queries_per_kv, max(1, shape.num_runs))
     narrow = shape.head_padded <= 128
-    tall = rows_a_run > 16 and shape.itemsize == 2
+    tall = rows_per_run > 16 and shape.itemsize == 2
     if limits.backend == "hip":
         tiles = [Tile(64, 32, 4, 3)] if tall else []
         tiles += [Tile(16, 64, 4, 3)] if narrow and shape.itemsize == 2 else []
@@ -182,7 +182,7 @@ def _tiles(shape: LaunchShape, limits: DeviceLimits) -> list[Tile]:
         return [Tile(16, 16, 4, 5), Tile(16, 16, 4, 3)] if narrow else [Tile(16, 16, 8, 3), Tile(16, 16, 8, 1)]
     if narrow:
         tiles = [Tile(64, 64, 8, 5), Tile(64, 64, 8, 3), Tile(64, 32, 8, 3)] if tall else []
-        if tall and limits.wide_matrix_unit and rows_a_run >= 256:
+        if tall and limits.wide_matrix_unit and rows_per_run >= 256:
             tiles = [Tile(128, 64, 8, 5), Tile(128, 64, 8, 3), *tiles]
         return [*tiles, Tile(16, 64, 4, 5), Tile(16, 32, 4, 5), Tile(16, 32, 4, 3), Tile(16, 16, 4, 3)]
     tiles = [Tile(64, 32, 8, 3)] if tall else []

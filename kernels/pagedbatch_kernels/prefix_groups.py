@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class PrefixGroup:
-    """`num_rows` neighbouring rows whose tables begin with the same `num_blocks` blocks."""
+    """`num_seqs` neighbouring rows whose tables begin with the same `num_blocks` blocks."""
 
-    first_row: int
-    num_rows: int
+    first_seq: int
+    num_seqs: int
     num_blocks: int
 
 
@@ -32,8 +32,8 @@ class PrefixCosts:
     """
 
     queries_per_kv: int
-    row_tile: int  #: query rows (tokens x queries_per_kv) of a tile in the plain pass
-    group_tile: int  #: the same in the shared pass
+    plain_tile: int  #: query rows (tokens x queries_per_kv) of a tile in the plain pass
+    shared_tile: int  #: the same in the shared pass
     reread: float  #: cost of one more read of a prefix, relative to a read from memory
     merge: float  #: per query token
     launch: float  #: per layer
@@ -76,25 +76,25 @@ def find_prefix_groups(
     chosen = _Choice()
     runs: list[_OpenRun] = []  # nested, num_blocks strictly growing
     for row, blocks in enumerate(common):
-        first_row = row
+        first_seq = row
         best = _Choice()
         while runs and runs[-1].num_blocks > blocks:
             run = runs.pop()
             run.inner.add(best)
-            first_row = run.first_row
+            first_seq = run.first_seq
 
             def group_of(first: int, end: int, num_blocks: int = run.num_blocks) -> _Choice:
                 gain = _gain(query_lens[first:end], num_blocks * block_size, costs)
                 return _Choice(gain, [PrefixGroup(first, end - first, num_blocks)])
 
             # The best within this level, and at it what lies between; or all rows at it.
-            best = max(_fill_gaps(run.inner, first_row, row + 1, group_of), group_of(first_row, row + 1), key=_by_gain)
+            best = max(_fill_gaps(run.inner, first_seq, row + 1, group_of), group_of(first_seq, row + 1), key=_by_gain)
         if not blocks:
             chosen.add(best)
         elif runs and runs[-1].num_blocks == blocks:
             runs[-1].inner.add(best)
         else:
-            runs.append(_OpenRun(first_row, blocks, best))
+            runs.append(_OpenRun(first_seq, blocks, best))
     return tuple(chosen.groups) if chosen.gain > costs.overhead(sum(query_lens)) else ()
 
 
@@ -112,24 +112,24 @@ class _Choice:
 
 @dataclass(slots=True)
 class _OpenRun:
-    """Rows from `first_row` on that share `num_blocks` blocks, and the best choice within it so far."""
+    """Rows from `first_seq` on that share `num_blocks` blocks, and the best choice within it so far."""
 
-    first_row: int
+    first_seq: int
     num_blocks: int
     inner: _Choice
 
 
-def _fill_gaps(choice: _Choice, first_row: int, end_row: int, group_of: Callable[[int, int], _Choice]) -> _Choice:
-    """`choice`, and a group for each stretch of [first_row, end_row) that it leaves out, where that saves anything."""
+def _fill_gaps(choice: _Choice, first_seq: int, end_seq: int, group_of: Callable[[int, int], _Choice]) -> _Choice:
+    """`choice`, and a group for each stretch of [first_seq, end_seq) that it leaves out, where that saves anything."""
     filled = _Choice()
-    next_row = first_row
-    for group in [*choice.groups, PrefixGroup(end_row, 0, 0)]:
-        between = group_of(next_row, group.first_row)
+    next_seq = first_seq
+    for group in [*choice.groups, PrefixGroup(end_seq, 0, 0)]:
+        between = group_of(next_seq, group.first_seq)
         if between.gain > 0:
             filled.add(between)
-        if group.num_rows:
+        if group.num_seqs:
             filled.groups.append(group)
-        next_row = group.first_row + group.num_rows
+        next_seq = group.first_seq + group.num_seqs
     filled.gain += choice.gain
     return filled
 
@@ -139,8 +139,8 @@ def _by_gain(choice: _Choice) -> float:
 
 
 def _gain(query_lens: Sequence[int], prefix_len: int, costs: PrefixCosts) -> float:
-    row_tiles = sum(costs.tiles(query_len, costs.row_tile) for query_len in query_lens)
-    return costs.reread * prefix_len * (row_tiles - costs.tiles(sum(query_lens), costs.group_tile))
+    row_tiles = sum(costs.tiles(query_len, costs.plain_tile) for query_len in query_lens)
+    return costs.reread * prefix_len * (row_tiles - costs.tiles(sum(query_lens), costs.shared_tile))
 
 
 def _common_blocks(one: Sequence[int], other: Sequence[int], limit: int) -> int:

@@ -22,7 +22,7 @@ from pagedbatch_kernels.launch import (
     choose_config,
     next_power_of_two,
     num_tiles,
-    one_tile_a_run,
+    one_tile_per_run,
 )
 from pagedbatch_kernels.triton_attention_kernels import attention_kernel, merge_kernel
 from pagedbatch_kernels.triton_device import device_limits
@@ -206,7 +206,7 @@ def _launch(
                 BLOCK_SIZE=key_cache.shape[1],
                 BLOCK_M=tile.block_m,
                 BLOCK_N=tile.block_n,
-                ONE_TILE_A_RUN=one_tile_a_run(shape, tile.block_m),
+                ONE_TILE_PER_RUN=one_tile_per_run(shape, tile.block_m),
                 CAUSAL=one.causal,
                 num_warps=tile.num_warps,
                 num_stages=tile.num_stages,

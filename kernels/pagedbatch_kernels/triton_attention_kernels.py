@@ -92,7 +92,7 @@ def attention_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    ONE_TILE_A_RUN: tl.constexpr,
+    ONE_TILE_PER_RUN: tl.constexpr,
     CAUSAL: tl.constexpr,  # a run's queries are the last of its keys; else they follow all of them
 ):
     """Grid: (num_tiles * NUM_KV_HEADS, num_splits)."""
@@ -101,7 +101,7 @@ def attention_kernel(
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     split = tl.program_id(1)
 
-    if ONE_TILE_A_RUN:
+    if ONE_TILE_PER_RUN:
         run = tile
         first_tile = tile
     else:

@@ -96,8 +96,8 @@ class CpuBackend:
         """
         return PrefixCosts(
             queries_per_kv=attention.num_heads // attention.num_kv_heads,
-            row_tile=_TILE_ROWS,
-            group_tile=_TILE_ROWS,
+            plain_tile=_TILE_ROWS,
+            shared_tile=_TILE_ROWS,
             reread=0.5,
             merge=4.0,
             launch=2300.0,

@@ -24,8 +24,18 @@ from pathlib import Path
 from pagedbatch_kernels.cpu.compiler import CompilerError, run_compiler
 from pagedbatch_kernels.cpu.library_cache import add, find, why_unsafe
 
-SOURCES = ("attention.cpp", "cache.cpp", "layers.cpp", "products.cpp", "ranking.cpp", "sampling.cpp")
-HEADERS = ("chunk.h", "layer_cache.h", "packing.h", "step.h", "tile.h", "tokens.h", "vec.h", "weights.h", "words.h")
+SOURCES = ("attention.cpp", "cache.cpp", "gemm.cpp", "norm_rope.cpp", "sampling.cpp", "topk.cpp")
+HEADERS = (
+    "attention_args.h",
+    "kv_chunk.h",
+    "layer_cache.h",
+    "pack_chunk.h",
+    "packed_pairs.h",
+    "tile.h",
+    "token_locations.h",
+    "token_probs.h",
+    "vec.h",
+)
 #: A compiler that takes longer is given up.
 TIME_LIMIT_SECONDS = 60.0
 #: No -ffast-math, and no contraction: see vec.h.

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "weights.h"
+#include "token_probs.h"
 
 namespace pagedbatch {
 

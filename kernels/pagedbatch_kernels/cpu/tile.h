@@ -12,7 +12,7 @@
 #include <cmath>
 #include <vector>
 
-#include "chunk.h"
+#include "kv_chunk.h"
 
 namespace pagedbatch {
 

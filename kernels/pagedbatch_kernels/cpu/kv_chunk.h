@@ -9,9 +9,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "packing.h"
-#include "tokens.h"
-#include "words.h"
+#include "pack_chunk.h"
+#include "token_locations.h"
+#include "packed_pairs.h"
 
 namespace pagedbatch {
 

@@ -17,7 +17,7 @@ from pagedbatch_kernels.cpu.tensors import check, is_bfloat16
 
 
 class Rotation(ctypes.Structure):
-    """The arguments of `rotate_and_store`: `pagedbatch::Rotation` of layers.cpp, field by field."""
+    """The arguments of `rope_and_write_kv`: `pagedbatch::Rotation` of layers.cpp, field by field."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("qkv", "cosine", "sine")),
@@ -30,7 +30,7 @@ class Rotation(ctypes.Structure):
     )
 
 
-class LayerOps:
+class NormRope:
     """The functions of one loaded library.
 
     Args:
@@ -71,15 +71,15 @@ class LayerOps:
         )
         return result
 
-    def rotate_and_store(
+    def rope_and_write_kv(
         self,
         qkv: Tensor,
         layer_cache: Tensor,
         slot_mapping: Tensor,
         rotation: tuple[Tensor, Tensor] | None,
         *,
-        query_norm: Tensor | None = None,
-        key_norm: Tensor | None = None,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
         epsilon: float = 0.0,
     ) -> None:
         """Norms and rotates queries in place, and writes keys, treated alike, and values into the cache.
@@ -89,7 +89,7 @@ class LayerOps:
             layer_cache: of `qkv`'s dtype; see `cache_layout`.
             slot_mapping: int64 [num_tokens].
             rotation: cosines and sines, each [num_tokens, head_size]; None: positions are not encoded.
-            query_norm, key_norm: [head_size], weights of an RMS norm of each head; None: there is none.
+            q_norm, k_norm: [head_size], weights of an RMS norm of each head; None: there is none.
             epsilon: of those norms.
 
         Raises:
@@ -104,7 +104,7 @@ class LayerOps:
         check(slot_mapping, torch.int64, (num_tokens,))
         for table in rotation or ():
             check(table, qkv.dtype, (num_tokens, head_size))
-        for norm in (query_norm, key_norm):
+        for norm in (q_norm, k_norm):
             if norm is not None:
                 check(norm, qkv.dtype, (head_size,))
         inside = self._rotate_and_store(
@@ -113,8 +113,8 @@ class LayerOps:
                     qkv=qkv.data_ptr(),
                     cosine=None if rotation is None else rotation[0].data_ptr(),
                     sine=None if rotation is None else rotation[1].data_ptr(),
-                    query_norm=None if query_norm is None else query_norm.data_ptr(),
-                    key_norm=None if key_norm is None else key_norm.data_ptr(),
+                    query_norm=None if q_norm is None else q_norm.data_ptr(),
+                    key_norm=None if k_norm is None else k_norm.data_ptr(),
                     slots=slot_mapping.data_ptr(),
                     cache=cache,
                     num_tokens=num_tokens,

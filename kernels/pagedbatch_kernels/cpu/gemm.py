@@ -1,4 +1,4 @@
-"""Products with matrices laid out for them once, by the library that `build` makes. Float32 or bfloat16.
+"""PackedGemm with matrices laid out for them once, by the library that `build` makes. Float32 or bfloat16.
 
 An element of the result is one float32 sum, always taken in the same order, and rounded once: a row's result doesn't
 depend on the other rows.
@@ -29,7 +29,7 @@ class Product(ctypes.Structure):
 
 
 @dataclass(slots=True, eq=False)
-class Panels:
+class PackedWeight:
     """A matrix that rows of `size` are multiplied with, to rows of `width`. `is_gated`: two matrices of that width."""
 
     values: Tensor  #: of the matrix's dtype, in the library's order
@@ -41,7 +41,7 @@ class Panels:
     next_place: tuple[int, int, int] = (0, 0, 0)  #: of the matrix that was multiplied with after this one
 
 
-class Products:
+class PackedGemm:
     """The functions of one loaded library.
 
     Args:
@@ -62,18 +62,18 @@ class Products:
             *(ctypes.c_int32, ctypes.c_int32),
         ]
         self._lay_out.restype = None
-        self._multiply = library.pagedbatch_multiply
-        self._multiply.argtypes, self._multiply.restype = [ctypes.POINTER(Product)], None
+        self._gemm = library.pagedbatch_multiply
+        self._gemm.argtypes, self._gemm.restype = [ctypes.POINTER(Product)], None
         # Matrices take turns, step after step: each learns which one to fetch at its end, and no more than its place,
         # as it would else keep that one alive.
-        self._last: Panels | None = None
+        self._last: PackedWeight | None = None
 
     @property
     def has_matrix_unit(self) -> bool:
         """Whether the CPU has instructions for matrices of bfloat16, several times as fast as this library's."""
         return bool(self._has_matrix_unit())
 
-    def lay_out(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Panels:
+    def pack(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> PackedWeight:
         """For products with all of `weights` [width of each, size], side by side, and their `biases` [width of each].
 
         Raises:
@@ -82,11 +82,11 @@ class Products:
         *firsts, width = accumulate(map(len, weights), initial=0)
         return self._laid_out(weights, biases, firsts, width, is_gated=False)
 
-    def lay_out_gated(self, gate: Tensor, up: Tensor, biases: Sequence[Tensor | None]) -> Panels:
+    def pack_swiglu(self, gate: Tensor, up: Tensor, biases: Sequence[Tensor | None]) -> PackedWeight:
         """For SiLU of the product with `gate` [width, size], times the product with `up` (SwiGLU, arXiv 2002.05202).
 
         Raises:
-            ValueError: as `lay_out`.
+            ValueError: as `pack`.
         """
         if gate.shape != up.shape:
             raise ValueError(f"{list(gate.shape)} gates for {list(up.shape)}")
@@ -100,7 +100,7 @@ class Products:
         width: int,
         *,
         is_gated: bool,
-    ) -> Panels:
+    ) -> PackedWeight:
         size, dtype = weights[0].shape[1], weights[0].dtype
         if size % (4 // dtype.itemsize):
             raise ValueError(f"rows of {size} in {dtype} are not whole words")
@@ -115,12 +115,12 @@ class Products:
                 check(own_bias, dtype, (len(weight),))
                 self._put(own_bias.float().unsqueeze(1), bias, first, is_gated)
         place = values.data_ptr(), size * dtype.itemsize // 4, num_columns // self._panel_width
-        return Panels(values, bias, size, width, is_gated, place)
+        return PackedWeight(values, bias, size, width, is_gated, place)
 
     def _put(self, rows: Tensor, panels: Tensor, first: int, is_gated: bool) -> None:
         self._lay_out(rows.data_ptr(), *rows.shape, panels.data_ptr(), first, is_gated, is_bfloat16(rows))
 
-    def multiply(self, panels: Panels, rows: Tensor, residual: Tensor | None = None) -> Tensor:
+    def matmul(self, panels: PackedWeight, rows: Tensor, residual: Tensor | None = None) -> Tensor:
         """[num_rows, width] for `rows` [num_rows, size]; `residual`, of the result's shape, is added.
 
         Raises:
@@ -135,7 +135,7 @@ class Products:
         self._last = panels
         next_address, next_words, next_panels = panels.next_place
         result = rows.new_empty(num_rows, panels.width)
-        self._multiply(
+        self._gemm(
             ctypes.byref(
                 Product(
                     rows=rows.data_ptr(),

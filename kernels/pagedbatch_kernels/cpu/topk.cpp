@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "weights.h"
+#include "token_probs.h"
 
 namespace pagedbatch {
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "step.h"
+#include "attention_args.h"
 
 namespace pagedbatch {
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "tokens.h"
-#include "words.h"
+#include "token_locations.h"
+#include "packed_pairs.h"
 
 namespace pagedbatch {
 

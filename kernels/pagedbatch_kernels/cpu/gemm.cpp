@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "words.h"
+#include "packed_pairs.h"
 
 namespace pagedbatch {
 namespace {

@@ -1,4 +1,4 @@
-"""`RowOps` for a CPU, by the library that `build` makes: bfloat16 is read as it is, and every row by one thread."""
+"""`SamplingOps` for a CPU, by the library that `build` makes: reads bfloat16 as it is, one thread a position."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pagedbatch_kernels.cpu.build import load_library
-from pagedbatch_kernels.row_ops import Draws
+from pagedbatch_kernels.sampling import Draws
 
 #: Bounds what controls, which need scores in float32, take of memory; threads have enough to share among them.
 _LOGITS_AT_ONCE = 2**23
@@ -39,7 +39,7 @@ class Ranking(ctypes.Structure):
     )
 
 
-class CpuRowOps:
+class CpuSamplingOps:
     """The functions of one loaded library. Rows may lie apart, their entries not.
 
     Args:
@@ -53,27 +53,27 @@ class CpuRowOps:
 
     def __init__(self, notice: Callable[[str], None]) -> None:
         library = load_library(notice)
-        self._log_normalisers = library.pagedbatch_log_normalisers
-        self._log_normalisers.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 3 + [ctypes.c_int32] * 2
-        self._log_normalisers.restype = None
+        self._logsumexp = library.pagedbatch_log_normalisers
+        self._logsumexp.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 3 + [ctypes.c_int32] * 2
+        self._logsumexp.restype = None
         self._draw = library.pagedbatch_draw
         self._draw.argtypes, self._draw.restype = [ctypes.POINTER(Draw)], None
-        self._rank = library.pagedbatch_rank
-        self._rank.argtypes, self._rank.restype = [ctypes.POINTER(Ranking)], None
+        self._joint_topk = library.pagedbatch_rank
+        self._joint_topk.argtypes, self._joint_topk.restype = [ctypes.POINTER(Ranking)], None
 
-    def rows_at_once(self, logits: Tensor) -> int:
-        """See `RowOps.rows_at_once`."""
+    def max_batch_size(self, logits: Tensor) -> int:
+        """See `SamplingOps.max_batch_size`."""
         return max(1, _LOGITS_AT_ONCE // logits.shape[1])
 
-    def log_normalisers(self, logits: Tensor) -> Tensor:
-        """See `RowOps.log_normalisers`.
+    def logsumexp(self, logits: Tensor) -> Tensor:
+        """See `SamplingOps.logsumexp`.
 
         Raises:
             ValueError: no rows that it can read.
         """
         _check_rows(logits)
         normalisers = torch.empty(len(logits), dtype=torch.float32)
-        self._log_normalisers(
+        self._logsumexp(
             logits.data_ptr(),
             normalisers.data_ptr(),
             *logits.shape,
@@ -84,7 +84,7 @@ class CpuRowOps:
         return normalisers
 
     def draw(self, scores: Tensor, draws: Draws) -> Tensor:
-        """See `RowOps.draw`.
+        """See `SamplingOps.draw`.
 
         Raises:
             ValueError: no rows that it can read, or `draws` of another number of rows or points.
@@ -93,13 +93,13 @@ class CpuRowOps:
         num_rows, vocab_size = scores.shape
         starts = np.concatenate([[0], np.cumsum(draws.counts)])
         lengths = {len(each) for each in (draws.temperatures, draws.top_k, draws.top_p, draws.min_p, draws.counts)}
-        if lengths != {num_rows} or len(draws.points) != starts[-1]:
-            raise ValueError(f"draws for {sorted(lengths)} rows and {len(draws.points)} points, {num_rows} rows")
+        if lengths != {num_rows} or len(draws.uniforms) != starts[-1]:
+            raise ValueError(f"draws for {sorted(lengths)} rows and {len(draws.uniforms)} points, {num_rows} rows")
         # Named, so that they live until the call is over.
         temperatures = _array([t and max(t, _LEAST_TEMPERATURE) for t in draws.temperatures], np.float32)
         top_k, top_p = _array(draws.top_k, np.int64), _array(draws.top_p, np.float64)
         min_p, starts = _array(draws.min_p, np.float32), _array(starts, np.int64)
-        points = _array(draws.points, np.float64)
+        points = _array(draws.uniforms, np.float64)
         token_ids = torch.empty(len(points), dtype=torch.int64)
         self._draw(
             ctypes.byref(
@@ -122,10 +122,10 @@ class CpuRowOps:
         )
         return token_ids
 
-    def rank(
+    def joint_topk(
         self, scores: Tensor, normalisers: Tensor, standing: Tensor, width: int, count: int
     ) -> tuple[Tensor, Tensor]:
-        """See `RowOps.rank`. Of equals, the first are in the list, and come first.
+        """See `SamplingOps.joint_topk`. Of equals, the first are in the list, and come first.
 
         Raises:
             ValueError: no rows that it can read, or the numbers don't fit each other.
@@ -140,7 +140,7 @@ class CpuRowOps:
         sums = torch.empty((num_rows // width, count), dtype=torch.float32)
         places = torch.empty(sums.shape, dtype=torch.int64)
         if count:
-            self._rank(
+            self._joint_topk(
                 ctypes.byref(
                     Ranking(
                         scores=scores.data_ptr(),
@@ -170,7 +170,7 @@ def _check_rows(rows: Tensor) -> None:
     Raises:
         ValueError: it is another kind of tensor.
     """
-    if rows.dtype not in CpuRowOps.dtypes or rows.dim() != 2 or rows.device.type != "cpu" or rows.shape[1] == 0:
+    if rows.dtype not in CpuSamplingOps.dtypes or rows.dim() != 2 or rows.device.type != "cpu" or rows.shape[1] == 0:
         raise ValueError(f"expected rows of float32 or bfloat16 on the CPU, got {rows.dtype} {list(rows.shape)}")
     if rows.stride(1) != 1:
         raise ValueError("entries of a row don't follow each other")

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from pagedbatch_kernels.cpu.build import can_load
-from pagedbatch_kernels.cpu.rows import CpuRowOps
-from pagedbatch_kernels.row_ops import Draws
+from pagedbatch_kernels.cpu.sampling import CpuSamplingOps
+from pagedbatch_kernels.sampling import Draws
 from torch import Tensor
 
-from pagedbatch.model.torch_sampling import TorchRowOps
+from pagedbatch.model.torch_sampling import TorchSamplingOps
 
 pytestmark = pytest.mark.skipif(not can_load(), reason="there is no C++ compiler here")
 
@@ -23,8 +23,8 @@ LAST_POINT = 1 - 2.0**-53
 
 
 @pytest.fixture(scope="module")
-def ops() -> CpuRowOps:
-    return CpuRowOps(lambda line: None)
+def ops() -> CpuSamplingOps:
+    return CpuSamplingOps(lambda line: None)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ SETTINGS = [
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["even", "flat", "peaked", "tied", "banned", "equal"])
 @pytest.mark.parametrize("sizes", [range(1, 71), [255, 256, 257, 1000], [VOCABULARY]], ids=["tiny", "small", "large"])
-def test_draws_equal_torch(ops: CpuRowOps, sizes: list[int], kind: str, dtype: torch.dtype) -> None:
+def test_draws_equal_torch(ops: CpuSamplingOps, sizes: list[int], kind: str, dtype: torch.dtype) -> None:
     """Every mismatch must be one of rounding, and few are."""
     random = np.random.default_rng(1)
     num_draws = mismatches = 0
@@ -122,7 +122,7 @@ def test_draws_equal_torch(ops: CpuRowOps, sizes: list[int], kind: str, dtype: t
         scores = rows_of(kind, len(SETTINGS), size, dtype)
         points = random.random(len(SETTINGS))
         found = ops.draw(scores, draws(SETTINGS, points))
-        expected = TorchRowOps().draw(scores.float(), draws(SETTINGS, points))
+        expected = TorchSamplingOps().draw(scores.float(), draws(SETTINGS, points))
         num_draws += len(found)
         for i in (found != expected).nonzero().flatten().tolist():
             mismatches += 1
@@ -132,7 +132,7 @@ def test_draws_equal_torch(ops: CpuRowOps, sizes: list[int], kind: str, dtype: t
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["flat", "peaked", "tied"])
-def test_draws_are_as_defined(ops: CpuRowOps, kind: str, dtype: torch.dtype) -> None:
+def test_draws_are_as_defined(ops: CpuSamplingOps, kind: str, dtype: torch.dtype) -> None:
     scores = rows_of(kind, len(SETTINGS), 5000, dtype)
     points = np.random.default_rng(2).random((len(SETTINGS), 12))
     points[:, :2] = 0.0, LAST_POINT
@@ -143,7 +143,7 @@ def test_draws_are_as_defined(ops: CpuRowOps, kind: str, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("place", [0, 1, 700, VOCABULARY - 1])
-def test_tokens_without_weight_are_never_drawn(ops: CpuRowOps, place: int) -> None:
+def test_tokens_without_weight_are_never_drawn(ops: CpuSamplingOps, place: int) -> None:
     scores = torch.full((len(SETTINGS), VOCABULARY), -torch.inf)
     scores[:, place] = -3.0
     for point in (0.0, 0.4, LAST_POINT):
@@ -151,13 +151,13 @@ def test_tokens_without_weight_are_never_drawn(ops: CpuRowOps, place: int) -> No
         assert found.tolist() == [place] * len(SETTINGS)
 
 
-def test_points_at_borders_belong_to_the_next_token(ops: CpuRowOps) -> None:
+def test_points_at_borders_belong_to_the_next_token(ops: CpuSamplingOps) -> None:
     scores = torch.zeros(1, 512)
     points = np.array([0.0, 2.0**-9, 2.0**-9 - 2.0**-60, 0.5 - 2.0**-53, 0.5, LAST_POINT])
     assert ops.draw(scores, draws([Setting()], points, 6)).tolist() == [0, 1, 0, 255, 256, 511]
 
 
-def test_a_nucleus_ends_within_equals(ops: CpuRowOps) -> None:
+def test_a_nucleus_ends_within_equals(ops: CpuSamplingOps) -> None:
     """Of equals at the border, only the first stay; and equals of the k-th all stay."""
     scores = torch.zeros(1, 40_000)
     points = np.linspace(0.0, LAST_POINT, 500)
@@ -169,7 +169,7 @@ def test_a_nucleus_ends_within_equals(ops: CpuRowOps) -> None:
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_depends_on_nothing_else(ops: CpuRowOps, dtype: torch.dtype) -> None:
+def test_a_row_depends_on_nothing_else(ops: CpuSamplingOps, dtype: torch.dtype) -> None:
     """Neither on the other rows and the threads that do them, nor on where it lies."""
     wide = rows_of("flat", 24, 3100, dtype)
     scores = wide[:, 50:3050]
@@ -177,25 +177,25 @@ def test_a_row_depends_on_nothing_else(ops: CpuRowOps, dtype: torch.dtype) -> No
     points = np.random.default_rng(3).random(24)
     standing = torch.zeros(24)
     found = ops.draw(scores, draws(settings, points))
-    normalisers = ops.log_normalisers(scores)
-    sums, places = ops.rank(scores, normalisers, standing, 1, 40)
+    normalisers = ops.logsumexp(scores)
+    sums, places = ops.joint_topk(scores, normalisers, standing, 1, 40)
     torch.set_num_threads(1)
     for i in range(24):
         row = scores[i : i + 1].clone()
         assert ops.draw(row, draws(settings[i : i + 1], points[i : i + 1])).tolist() == found[i : i + 1].tolist()
-        assert torch.equal(ops.log_normalisers(row), normalisers[i : i + 1])
-        own_sums, own_places = ops.rank(row, normalisers[i : i + 1], standing[:1], 1, 40)
+        assert torch.equal(ops.logsumexp(row), normalisers[i : i + 1])
+        own_sums, own_places = ops.joint_topk(row, normalisers[i : i + 1], standing[:1], 1, 40)
         assert torch.equal(own_sums[0], sums[i])
         assert torch.equal(own_places[0], places[i])
 
 
-def test_rows_that_are_no_numbers_end_in_some_token(ops: CpuRowOps) -> None:
+def test_rows_that_are_no_numbers_end_in_some_token(ops: CpuSamplingOps) -> None:
     for bad in (torch.nan, torch.inf, -torch.inf):
         scores = torch.full((len(SETTINGS), 600), bad)
         found = ops.draw(scores, draws(SETTINGS, np.full(len(SETTINGS), 0.5)))
         assert ((found >= 0) & (found < 600)).all()
-        assert not torch.isfinite(ops.log_normalisers(scores)).any()
-        _, places = ops.rank(scores, ops.log_normalisers(scores), torch.zeros(len(scores)), 1, 30)
+        assert not torch.isfinite(ops.logsumexp(scores)).any()
+        _, places = ops.joint_topk(scores, ops.logsumexp(scores), torch.zeros(len(scores)), 1, 30)
         assert ((places >= 0) & (places < 600)).all()
 
 
@@ -204,26 +204,26 @@ def test_rows_that_are_no_numbers_end_in_some_token(ops: CpuRowOps) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 3, 15, 16, 17, 300, VOCABULARY])
-def test_log_normalisers(ops: CpuRowOps, size: int, dtype: torch.dtype) -> None:
+def test_log_normalisers(ops: CpuSamplingOps, size: int, dtype: torch.dtype) -> None:
     for kind in ("even", "flat", "peaked", "banned"):
         scores = rows_of(kind, 5, size, dtype)
         expected = scores.double().logsumexp(-1)
-        torch.testing.assert_close(ops.log_normalisers(scores).double(), expected, atol=1e-6, rtol=1e-7)
+        torch.testing.assert_close(ops.logsumexp(scores).double(), expected, atol=1e-6, rtol=1e-7)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("place", [0, 5, 298, 299])
-def test_normalisers_tell_what_is_no_number(ops: CpuRowOps, place: int, bad: float) -> None:
+def test_normalisers_tell_what_is_no_number(ops: CpuSamplingOps, place: int, bad: float) -> None:
     scores = rows_of("flat", 3, 300)
     scores[1, place] = bad
-    assert torch.isfinite(ops.log_normalisers(scores)).tolist() == [True, False, True]
+    assert torch.isfinite(ops.logsumexp(scores)).tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["flat", "peaked", "tied", "banned", "equal"])
 @pytest.mark.parametrize("size", [1, 7, 64, 65, 1000, 9000])
 @pytest.mark.parametrize("width", [1, 3])
-def test_ranks_are_those_of_a_sort(ops: CpuRowOps, width: int, size: int, kind: str, dtype: torch.dtype) -> None:
+def test_ranks_are_those_of_a_sort(ops: CpuSamplingOps, width: int, size: int, kind: str, dtype: torch.dtype) -> None:
     scores = rows_of(kind, 2 * width, size, dtype) - 5
     normalisers = scores.float().logsumexp(-1)
     standing = -torch.arange(2.0 * width)
@@ -231,27 +231,27 @@ def test_ranks_are_those_of_a_sort(ops: CpuRowOps, width: int, size: int, kind: 
     expected, order = everything.sort(dim=-1, descending=True, stable=True)
     for count in (0, 1, 2, 8, 300, width * size):
         if count <= width * size:
-            sums, places = ops.rank(scores, normalisers, standing, width, count)
+            sums, places = ops.joint_topk(scores, normalisers, standing, width, count)
             assert torch.equal(sums, expected[:, :count])
             assert torch.equal(places, order[:, :count])
 
 
-def test_zeros_are_equal_whatever_their_sign(ops: CpuRowOps) -> None:
+def test_zeros_are_equal_whatever_their_sign(ops: CpuSamplingOps) -> None:
     zeros = torch.tensor([[-0.0, 0.0, -0.0, -1.0]])
-    assert ops.rank(zeros, torch.zeros(1), torch.full((1,), -0.0), 1, 4)[1].tolist() == [[0, 1, 2, 3]]
+    assert ops.joint_topk(zeros, torch.zeros(1), torch.full((1,), -0.0), 1, 4)[1].tolist() == [[0, 1, 2, 3]]
 
 
-def test_what_does_not_fit_is_refused(ops: CpuRowOps) -> None:
+def test_what_does_not_fit_is_refused(ops: CpuSamplingOps) -> None:
     scores, one = rows_of("flat", 2, 30), torch.zeros(1)
     for wrong in (scores.double(), scores.half(), scores[0], scores.T, scores[:, :0]):
         with pytest.raises(ValueError, match="row"):
-            ops.log_normalisers(wrong)
+            ops.logsumexp(wrong)
     with pytest.raises(ValueError, match=r"draws for \[1\] rows and 1 points, 2 rows"):
         ops.draw(scores, draws([Setting()], np.zeros(1)))
     with pytest.raises(ValueError, match=r"draws for \[2\] rows and 3 points, 2 rows"):
         ops.draw(scores, draws([Setting()] * 2, np.zeros(3)))
     with pytest.raises(ValueError, match="for 2 rows"):
-        ops.rank(scores, one, one, 1, 3)
+        ops.joint_topk(scores, one, one, 1, 3)
     for width, count in ((3, 1), (2, 61), (1, -1)):
         with pytest.raises(ValueError, match=f"the {count} largest of each {width} of 2 rows of 30"):
-            ops.rank(scores, torch.zeros(2), torch.zeros(2), width, count)
+            ops.joint_topk(scores, torch.zeros(2), torch.zeros(2), width, count)

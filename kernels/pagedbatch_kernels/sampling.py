@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What to draw from each row of scores. All but `points` have an entry a row.
+    """What to draw from each row of scores. All but `uniforms` have an entry a row.
 
     Tokens are left out as Hugging Face's warpers do, in their order, by what is likely at the temperature. Top-k keeps
     what is at least as likely as the k-th token. Top-p keeps a token while those before it hold less than `top_p` of
@@ -27,15 +27,15 @@ class Draws:
     top_p: Sequence[float]  #: 1.0 keeps all
     min_p: Sequence[float]  #: 0.0 keeps all
     counts: Sequence[int]  #: how many tokens to draw
-    points: np.ndarray  #: float64 [sum(counts)] in [0, 1), row by row
+    uniforms: np.ndarray  #: float64 [sum(counts)] in [0, 1), row by row
 
     @property
-    def rows(self) -> np.ndarray:
+    def batch_indices(self) -> np.ndarray:
         """The row of each draw: int64 [sum(counts)]."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
 
-class RowOps(Protocol):
+class SamplingOps(Protocol):
     """Each function takes rows of one dtype of `dtypes`. A row's result does not depend on the other rows."""
 
     @property
@@ -43,11 +43,11 @@ class RowOps(Protocol):
         """What it reads."""
         ...
 
-    def rows_at_once(self, logits: Tensor) -> int:
+    def max_batch_size(self, logits: Tensor) -> int:
         """How many rows of `logits` [num_rows, vocab_size] are best worked on at once; at least 1."""
         ...
 
-    def log_normalisers(self, logits: Tensor) -> Tensor:
+    def logsumexp(self, logits: Tensor) -> Tensor:
         """The logsumexp of each row of `logits` [num_rows, vocab_size]: float32 [num_rows].
 
         Not finite where a row holds NaN or infinity, or nothing but minus infinity.
@@ -59,7 +59,7 @@ class RowOps(Protocol):
         beside such only minus infinity."""
         ...
 
-    def rank(
+    def joint_topk(
         self, scores: Tensor, normalisers: Tensor, standing: Tensor, width: int, count: int
     ) -> tuple[Tensor, Tensor]:
         """The `count` largest of `score - normaliser + standing` of each `width` rows together.
