@@ -341,7 +341,7 @@ def test_what_does_not_fit_is_refused() -> None:
         backend().write_kv(row, row.double(), case.layer_cache, torch.tensor([0]))
     with pytest.raises(IndexError, match="a block lies outside"):
         backend().copy_blocks(case.layer_cache[None], torch.tensor([0]), torch.tensor([99]))
-    with pytest.raises(ValueError, match="1 blocks for 2 places"):
+    with pytest.raises(ValueError, match="1 source blocks for 2 destinations"):
         backend().copy_blocks(case.layer_cache[None], torch.tensor([0]), torch.tensor([1, 2]))
 
 

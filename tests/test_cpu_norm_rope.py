@@ -40,26 +40,26 @@ def test_rms_norm(ops: NormRope, dtype: torch.dtype, size: int) -> None:
 @pytest.mark.parametrize("head_size", [2, 34, 64])
 @pytest.mark.parametrize("rotates", [True, False])
 @pytest.mark.parametrize("has_norms", [True, False])
-def test_rotate_and_store(ops: NormRope, dtype: torch.dtype, head_size: int, rotates: bool, has_norms: bool) -> None:
+def test_rope_and_write_kv(ops: NormRope, dtype: torch.dtype, head_size: int, rotates: bool, has_norms: bool) -> None:
     num_heads, num_kv_heads, slots = 6, 2, torch.tensor([33, 0, 17, 5, 47])
     qkv = torch.randn(len(slots), num_heads + 2 * num_kv_heads, head_size).to(dtype)
     cache = torch.full((2, 6, 8, num_kv_heads, head_size), 7.0, dtype=dtype)
-    cosine, sine = torch.randn(2, len(slots), head_size).to(dtype)
+    cos, sin = torch.randn(2, len(slots), head_size).to(dtype)
     norms = torch.randn(2, head_size).to(dtype) if has_norms else (None, None)
 
-    def turned(heads: Tensor, norm: Tensor | None) -> Tensor:
+    def rotated(heads: Tensor, norm: Tensor | None) -> Tensor:
         heads = normed(heads, norm)
         if not rotates:
             return heads
         first, second = heads.chunk(2, dim=-1)
         halves = torch.cat([-second, first], dim=-1)
-        return heads * cosine.float().unsqueeze(1) + halves * sine.float().unsqueeze(1)
+        return heads * cos.float().unsqueeze(1) + halves * sin.float().unsqueeze(1)
 
     queries, keys, values = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
-    expected_queries, expected_keys = turned(queries, norms[0]), turned(keys, norms[1])
+    expected_queries, expected_keys = rotated(queries, norms[0]), rotated(keys, norms[1])
     values = values.clone()
     ops.rope_and_write_kv(
-        qkv, cache, slots, (cosine, sine) if rotates else None, q_norm=norms[0], k_norm=norms[1], epsilon=1e-5
+        qkv, cache, slots, (cos, sin) if rotates else None, q_norm=norms[0], k_norm=norms[1], epsilon=1e-5
     )
     # A difference of two products may cancel: what is left is off by the rounding of the products.
     tolerance = {**TOLERANCE[dtype], "atol": 1e-5}

@@ -1,4 +1,4 @@
-"""The CPU's passes over rows against torch's and against their definitions in float64."""
+"""Sampling and top-k on a CPU against torch's and against their definitions in float64."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not can_load(), reason="there is no C++ compiler
 
 VOCABULARY = 49_152
 DTYPES = [torch.float32, torch.bfloat16]
-LAST_POINT = 1 - 2.0**-53
+LAST_UNIFORM = 1 - 2.0**-53
 
 
 @pytest.fixture(scope="module")
@@ -35,16 +35,16 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def rows_of(kind: str, num_rows: int, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Random scores, around 5 as a model's often are."""
-    scores = torch.randn(num_rows, size, generator=torch.Generator().manual_seed(size))
+def logits_of(kind: str, batch_size: int, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Random logits, around 5 as a model's often are."""
+    logits = torch.randn(batch_size, size, generator=torch.Generator().manual_seed(size))
     spread = {"even": 0.01, "flat": 1.0, "peaked": 6.0, "tied": 3.0, "banned": 2.0, "equal": 0.0}[kind]
-    scores = 5 + spread * scores
+    logits = 5 + spread * logits
     if kind == "tied":
-        scores = scores.round()
+        logits = logits.round()
     if kind == "banned":  # all but one token in three, and never the first
-        scores[:, torch.arange(size) % 3 != size // 2 % 3] = -torch.inf
-    return scores.to(dtype)
+        logits[:, torch.arange(size) % 3 != size // 2 % 3] = -torch.inf
+    return logits.to(dtype)
 
 
 @dataclass(frozen=True)
@@ -55,29 +55,29 @@ class Setting:
     min_p: float = 0.0
 
 
-def draws(settings: list[Setting], points: np.ndarray, count: int = 1) -> Draws:
+def draws(settings: list[Setting], uniforms: np.ndarray, count: int = 1) -> Draws:
     return Draws(
         [each.temperature for each in settings],
         [each.top_k for each in settings],
         [each.top_p for each in settings],
         [each.min_p for each in settings],
         [count] * len(settings),
-        points,
+        uniforms,
     )
 
 
-def is_right(scores: Tensor, setting: Setting, point: float, token_id: int) -> bool:
-    """Whether the definition gives this token, but for what float32 rounds at borders and in sums."""
-    logits = scores.double().numpy()
+def is_right(logits: Tensor, setting: Setting, uniform: float, token_id: int) -> bool:
+    """Whether the definition gives this token, but for what float32 rounds at borders and in top_scores."""
+    logits = logits.double().numpy()
     if setting.temperature == 0:
         return token_id == int(logits.argmax())
     weights = np.exp((logits - logits.max()) / setting.temperature)
-    # Torch divides scores by the temperature before it subtracts: what it rounds there is a share of a weight.
+    # Torch divides logits by the temperature before it subtracts: what it rounds there is a share of a weight.
     tolerance = 1e-6 + 2.0**-23 * abs(logits[np.isfinite(logits)]).max() / setting.temperature
     order = np.lexsort((np.arange(len(weights)), -weights))
     # Kept by all who round, then kept by any.
     return any(
-        is_drawn(kept(weights, order, setting, 1 + sign * tolerance), point, token_id, tolerance) for sign in (-1, 1)
+        is_drawn(kept(weights, order, setting, 1 + sign * tolerance), uniform, token_id, tolerance) for sign in (-1, 1)
     )
 
 
@@ -93,9 +93,9 @@ def kept(weights: np.ndarray, order: np.ndarray, setting: Setting, slack: float)
     return weights
 
 
-def is_drawn(weights: np.ndarray, point: float, token_id: int, tolerance: float) -> bool:
+def is_drawn(weights: np.ndarray, uniform: float, token_id: int, tolerance: float) -> bool:
     ends = weights.cumsum()
-    target, tolerance = point * ends[-1], tolerance * ends[-1]
+    target, tolerance = uniform * ends[-1], tolerance * ends[-1]
     return bool(weights[token_id] > 0 and ends[token_id] - weights[token_id] - tolerance <= target) and bool(
         target < ends[token_id] + tolerance
     )
@@ -119,121 +119,123 @@ def test_draws_equal_torch(ops: CpuSamplingOps, sizes: list[int], kind: str, dty
     random = np.random.default_rng(1)
     num_draws = mismatches = 0
     for size in sizes:
-        scores = rows_of(kind, len(SETTINGS), size, dtype)
-        points = random.random(len(SETTINGS))
-        found = ops.draw(scores, draws(SETTINGS, points))
-        expected = TorchSamplingOps().draw(scores.float(), draws(SETTINGS, points))
+        logits = logits_of(kind, len(SETTINGS), size, dtype)
+        uniforms = random.random(len(SETTINGS))
+        found = ops.draw(logits, draws(SETTINGS, uniforms))
+        expected = TorchSamplingOps().draw(logits.float(), draws(SETTINGS, uniforms))
         num_draws += len(found)
         for i in (found != expected).nonzero().flatten().tolist():
             mismatches += 1
-            assert is_right(scores[i], SETTINGS[i], points[i], int(found[i])), f"{size}, {SETTINGS[i]}, {points[i]}"
+            assert is_right(logits[i], SETTINGS[i], uniforms[i], int(found[i])), f"{size}, {SETTINGS[i]}, {uniforms[i]}"
     assert mismatches <= num_draws / 100
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["flat", "peaked", "tied"])
 def test_draws_are_as_defined(ops: CpuSamplingOps, kind: str, dtype: torch.dtype) -> None:
-    scores = rows_of(kind, len(SETTINGS), 5000, dtype)
-    points = np.random.default_rng(2).random((len(SETTINGS), 12))
-    points[:, :2] = 0.0, LAST_POINT
-    found = ops.draw(scores, draws(SETTINGS, points.ravel(), 12)).view(-1, 12)
+    logits = logits_of(kind, len(SETTINGS), 5000, dtype)
+    uniforms = np.random.default_rng(2).random((len(SETTINGS), 12))
+    uniforms[:, :2] = 0.0, LAST_UNIFORM
+    found = ops.draw(logits, draws(SETTINGS, uniforms.ravel(), 12)).view(-1, 12)
     for i, setting in enumerate(SETTINGS):
-        for point, token_id in zip(points[i], found[i].tolist(), strict=True):
-            assert is_right(scores[i], setting, point, token_id), f"{setting}, {point}: {token_id}"
+        for uniform, token_id in zip(uniforms[i], found[i].tolist(), strict=True):
+            assert is_right(logits[i], setting, uniform, token_id), f"{setting}, {uniform}: {token_id}"
 
 
 @pytest.mark.parametrize("place", [0, 1, 700, VOCABULARY - 1])
 def test_tokens_without_weight_are_never_drawn(ops: CpuSamplingOps, place: int) -> None:
-    scores = torch.full((len(SETTINGS), VOCABULARY), -torch.inf)
-    scores[:, place] = -3.0
-    for point in (0.0, 0.4, LAST_POINT):
-        found = ops.draw(scores, draws(SETTINGS, np.full(len(SETTINGS), point)))
+    logits = torch.full((len(SETTINGS), VOCABULARY), -torch.inf)
+    logits[:, place] = -3.0
+    for uniform in (0.0, 0.4, LAST_UNIFORM):
+        found = ops.draw(logits, draws(SETTINGS, np.full(len(SETTINGS), uniform)))
         assert found.tolist() == [place] * len(SETTINGS)
 
 
 def test_points_at_borders_belong_to_the_next_token(ops: CpuSamplingOps) -> None:
-    scores = torch.zeros(1, 512)
-    points = np.array([0.0, 2.0**-9, 2.0**-9 - 2.0**-60, 0.5 - 2.0**-53, 0.5, LAST_POINT])
-    assert ops.draw(scores, draws([Setting()], points, 6)).tolist() == [0, 1, 0, 255, 256, 511]
+    logits = torch.zeros(1, 512)
+    uniforms = np.array([0.0, 2.0**-9, 2.0**-9 - 2.0**-60, 0.5 - 2.0**-53, 0.5, LAST_UNIFORM])
+    assert ops.draw(logits, draws([Setting()], uniforms, 6)).tolist() == [0, 1, 0, 255, 256, 511]
 
 
 def test_a_nucleus_ends_within_equals(ops: CpuSamplingOps) -> None:
     """Of equals at the border, only the first stay; and equals of the k-th all stay."""
-    scores = torch.zeros(1, 40_000)
-    points = np.linspace(0.0, LAST_POINT, 500)
-    token_ids = ops.draw(scores, draws([Setting(top_p=0.25)], points, 500))
+    logits = torch.zeros(1, 40_000)
+    uniforms = np.linspace(0.0, LAST_UNIFORM, 500)
+    token_ids = ops.draw(logits, draws([Setting(top_p=0.25)], uniforms, 500))
     assert (token_ids.min(), token_ids.max()) == (0, 9_999)
-    token_ids = ops.draw(scores, draws([Setting(top_k=3)], points, 500))
+    token_ids = ops.draw(logits, draws([Setting(top_k=3)], uniforms, 500))
     assert (token_ids.min(), token_ids.max()) == (0, 39_999)
 
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_depends_on_nothing_else(ops: CpuSamplingOps, dtype: torch.dtype) -> None:
-    """Neither on the other rows and the threads that do them, nor on where it lies."""
-    wide = rows_of("flat", 24, 3100, dtype)
-    scores = wide[:, 50:3050]
+def test_a_position_depends_on_nothing_else(ops: CpuSamplingOps, dtype: torch.dtype) -> None:
+    """Neither on the rest of the batch and the threads, nor on where it lies."""
+    wide = logits_of("flat", 24, 3100, dtype)
+    logits = wide[:, 50:3050]
     settings = [SETTINGS[i % len(SETTINGS)] for i in range(24)]
-    points = np.random.default_rng(3).random(24)
-    standing = torch.zeros(24)
-    found = ops.draw(scores, draws(settings, points))
-    normalisers = ops.logsumexp(scores)
-    sums, places = ops.joint_topk(scores, normalisers, standing, 1, 40)
+    uniforms = np.random.default_rng(3).random(24)
+    cum_logprobs = torch.zeros(24)
+    found = ops.draw(logits, draws(settings, uniforms))
+    logsumexp = ops.logsumexp(logits)
+    top_scores, indices = ops.joint_topk(logits, logsumexp, cum_logprobs, 1, 40)
     torch.set_num_threads(1)
     for i in range(24):
-        row = scores[i : i + 1].clone()
-        assert ops.draw(row, draws(settings[i : i + 1], points[i : i + 1])).tolist() == found[i : i + 1].tolist()
-        assert torch.equal(ops.logsumexp(row), normalisers[i : i + 1])
-        own_sums, own_places = ops.joint_topk(row, normalisers[i : i + 1], standing[:1], 1, 40)
-        assert torch.equal(own_sums[0], sums[i])
-        assert torch.equal(own_places[0], places[i])
+        row = logits[i : i + 1].clone()
+        assert ops.draw(row, draws(settings[i : i + 1], uniforms[i : i + 1])).tolist() == found[i : i + 1].tolist()
+        assert torch.equal(ops.logsumexp(row), logsumexp[i : i + 1])
+        own_scores, own_indices = ops.joint_topk(row, logsumexp[i : i + 1], cum_logprobs[:1], 1, 40)
+        assert torch.equal(own_scores[0], top_scores[i])
+        assert torch.equal(own_indices[0], indices[i])
 
 
-def test_rows_that_are_no_numbers_end_in_some_token(ops: CpuSamplingOps) -> None:
+def test_logits_that_are_no_numbers_end_in_some_token(ops: CpuSamplingOps) -> None:
     for bad in (torch.nan, torch.inf, -torch.inf):
-        scores = torch.full((len(SETTINGS), 600), bad)
-        found = ops.draw(scores, draws(SETTINGS, np.full(len(SETTINGS), 0.5)))
+        logits = torch.full((len(SETTINGS), 600), bad)
+        found = ops.draw(logits, draws(SETTINGS, np.full(len(SETTINGS), 0.5)))
         assert ((found >= 0) & (found < 600)).all()
-        assert not torch.isfinite(ops.logsumexp(scores)).any()
-        _, places = ops.joint_topk(scores, ops.logsumexp(scores), torch.zeros(len(scores)), 1, 30)
-        assert ((places >= 0) & (places < 600)).all()
+        assert not torch.isfinite(ops.logsumexp(logits)).any()
+        _, indices = ops.joint_topk(logits, ops.logsumexp(logits), torch.zeros(len(logits)), 1, 30)
+        assert ((indices >= 0) & (indices < 600)).all()
 
 
-# --- log_normalisers and rank ----------------------------------------------------------------------------------------
+# --- logsumexp and joint_topk -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 3, 15, 16, 17, 300, VOCABULARY])
-def test_log_normalisers(ops: CpuSamplingOps, size: int, dtype: torch.dtype) -> None:
+def test_logsumexp(ops: CpuSamplingOps, size: int, dtype: torch.dtype) -> None:
     for kind in ("even", "flat", "peaked", "banned"):
-        scores = rows_of(kind, 5, size, dtype)
-        expected = scores.double().logsumexp(-1)
-        torch.testing.assert_close(ops.logsumexp(scores).double(), expected, atol=1e-6, rtol=1e-7)
+        logits = logits_of(kind, 5, size, dtype)
+        expected = logits.double().logsumexp(-1)
+        torch.testing.assert_close(ops.logsumexp(logits).double(), expected, atol=1e-6, rtol=1e-7)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("place", [0, 5, 298, 299])
-def test_normalisers_tell_what_is_no_number(ops: CpuSamplingOps, place: int, bad: float) -> None:
-    scores = rows_of("flat", 3, 300)
-    scores[1, place] = bad
-    assert torch.isfinite(ops.logsumexp(scores)).tolist() == [True, False, True]
+def test_logsumexp_tells_what_is_no_number(ops: CpuSamplingOps, place: int, bad: float) -> None:
+    logits = logits_of("flat", 3, 300)
+    logits[1, place] = bad
+    assert torch.isfinite(ops.logsumexp(logits)).tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["flat", "peaked", "tied", "banned", "equal"])
 @pytest.mark.parametrize("size", [1, 7, 64, 65, 1000, 9000])
-@pytest.mark.parametrize("width", [1, 3])
-def test_ranks_are_those_of_a_sort(ops: CpuSamplingOps, width: int, size: int, kind: str, dtype: torch.dtype) -> None:
-    scores = rows_of(kind, 2 * width, size, dtype) - 5
-    normalisers = scores.float().logsumexp(-1)
-    standing = -torch.arange(2.0 * width)
-    everything = (scores.float() - normalisers.unsqueeze(1) + standing.unsqueeze(1)).view(2, -1)
+@pytest.mark.parametrize("group_size", [1, 3])
+def test_joint_topk_is_that_of_a_sort(
+    ops: CpuSamplingOps, group_size: int, size: int, kind: str, dtype: torch.dtype
+) -> None:
+    logits = logits_of(kind, 2 * group_size, size, dtype) - 5
+    logsumexp = logits.float().logsumexp(-1)
+    cum_logprobs = -torch.arange(2.0 * group_size)
+    everything = (logits.float() - logsumexp.unsqueeze(1) + cum_logprobs.unsqueeze(1)).view(2, -1)
     expected, order = everything.sort(dim=-1, descending=True, stable=True)
-    for count in (0, 1, 2, 8, 300, width * size):
-        if count <= width * size:
-            sums, places = ops.joint_topk(scores, normalisers, standing, width, count)
-            assert torch.equal(sums, expected[:, :count])
-            assert torch.equal(places, order[:, :count])
+    for k in (0, 1, 2, 8, 300, group_size * size):
+        if k <= group_size * size:
+            top_scores, indices = ops.joint_topk(logits, logsumexp, cum_logprobs, group_size, k)
+            assert torch.equal(top_scores, expected[:, :k])
+            assert torch.equal(indices, order[:, :k])
 
 
 def test_zeros_are_equal_whatever_their_sign(ops: CpuSamplingOps) -> None:
@@ -242,16 +244,16 @@ def test_zeros_are_equal_whatever_their_sign(ops: CpuSamplingOps) -> None:
 
 
 def test_what_does_not_fit_is_refused(ops: CpuSamplingOps) -> None:
-    scores, one = rows_of("flat", 2, 30), torch.zeros(1)
-    for wrong in (scores.double(), scores.half(), scores[0], scores.T, scores[:, :0]):
-        with pytest.raises(ValueError, match="row"):
+    logits, one = logits_of("flat", 2, 30), torch.zeros(1)
+    for wrong in (logits.double(), logits.half(), logits[0], logits.T, logits[:, :0]):
+        with pytest.raises(ValueError, match="expected float32 or bfloat16 logits"):
             ops.logsumexp(wrong)
-    with pytest.raises(ValueError, match=r"draws for \[1\] rows and 1 points, 2 rows"):
-        ops.draw(scores, draws([Setting()], np.zeros(1)))
-    with pytest.raises(ValueError, match=r"draws for \[2\] rows and 3 points, 2 rows"):
-        ops.draw(scores, draws([Setting()] * 2, np.zeros(3)))
-    with pytest.raises(ValueError, match="for 2 rows"):
-        ops.joint_topk(scores, one, one, 1, 3)
-    for width, count in ((3, 1), (2, 61), (1, -1)):
-        with pytest.raises(ValueError, match=f"the {count} largest of each {width} of 2 rows of 30"):
-            ops.joint_topk(scores, torch.zeros(2), torch.zeros(2), width, count)
+    with pytest.raises(ValueError, match=r"draws for \[1\] positions with 1 uniforms, 2 positions"):
+        ops.draw(logits, draws([Setting()], np.zeros(1)))
+    with pytest.raises(ValueError, match=r"draws for \[2\] positions with 3 uniforms, 2 positions"):
+        ops.draw(logits, draws([Setting()] * 2, np.zeros(3)))
+    with pytest.raises(ValueError, match=r"expected contiguous torch.float32 \[2\] on the CPU"):
+        ops.joint_topk(logits, one, one, 1, 3)
+    for group_size, k in ((3, 1), (2, 61), (1, -1)):
+        with pytest.raises(ValueError, match=f"top {k} of groups of {group_size}, for 2 positions of 30 logits"):
+            ops.joint_topk(logits, torch.zeros(2), torch.zeros(2), group_size, k)

@@ -38,22 +38,22 @@ def logits_of(num_rows: int, vocab_size: int, dtype: torch.dtype) -> Tensor:
 @OPS
 @DTYPES
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_normalisers_and_rankings(name: str, dtype: torch.dtype, vocab_size: int) -> None:
+def test_logsumexp_and_joint_topk(name: str, dtype: torch.dtype, vocab_size: int) -> None:
     ops = ops_of(name)
     if dtype not in ops.dtypes:
         pytest.skip("these read float32 alone")
-    logits, standing, count = logits_of(6, vocab_size, dtype), torch.randn(6), min(5, vocab_size)
-    normalisers = ops.logsumexp(logits)
+    logits, cum_logprobs, k = logits_of(6, vocab_size, dtype), torch.randn(6), min(5, vocab_size)
+    logsumexp = ops.logsumexp(logits)
     for mixed, bad, others in with_one_bad_row(logits):
         if (mixed == -torch.inf).any():
             continue  # what may not come, and no mistake
         found = ops.logsumexp(mixed)
-        assert torch.equal(found[others], normalisers[others])
+        assert torch.equal(found[others], logsumexp[others])
         assert not found[bad].isfinite()
-        for width in (1, 2, 3):
-            groups = torch.tensor([group for group in range(6 // width) if group != bad // width])
-            ranked = ops.joint_topk(mixed, found, standing, width, count)
-            expected = ops.joint_topk(logits, normalisers, standing, width, count)
+        for group_size in (1, 2, 3):
+            groups = torch.tensor([group for group in range(6 // group_size) if group != bad // group_size])
+            ranked = ops.joint_topk(mixed, found, cum_logprobs, group_size, k)
+            expected = ops.joint_topk(logits, logsumexp, cum_logprobs, group_size, k)
             assert all(torch.equal(one[groups], other[groups]) for one, other in zip(ranked, expected, strict=True))
 
 

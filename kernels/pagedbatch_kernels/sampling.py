@@ -1,4 +1,4 @@
-"""What choosing tokens needs of a device: passes over rows of logits or scores. Knows no request."""
+"""What a device offers for sampling, top-k and logprobs: `SamplingOps`, and `Draws`, the parameters of sampling."""
 
 from __future__ import annotations
 
@@ -13,65 +13,61 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What to draw from each row of scores. All but `uniforms` have an entry a row.
+    """What to draw from a batch of logits. Every field but `uniforms` has one entry per position.
 
-    Tokens are left out as Hugging Face's warpers do, in their order, by what is likely at the temperature. Top-k keeps
-    what is at least as likely as the k-th token. Top-p keeps a token while those before it hold less than `top_p` of
-    what top-k kept, so that at least one stays; among equals the lower id comes first (Holtzman et al., arXiv
-    1904.09751). Min-p keeps what has at least `min_p` times the weight of the likeliest. A draw is then the token at
-    which the running sum of the weights, in vocabulary order, passes its point's share of their total.
+    Truncation follows Hugging Face's warpers, in their order, on the probabilities at the temperature. Top-k keeps what
+    is at least as likely as the k-th token. Top-p keeps a token while those before it hold less than `top_p` of what
+    top-k kept, so that at least one stays; among ties the lower id comes first (Holtzman et al., arXiv 1904.09751).
+    Min-p keeps what has at least `min_p` times the probability of the likeliest token. The drawn token is the first at
+    which the cumulative probability, in vocabulary order, exceeds the uniform's share of the total.
     """
 
-    temperatures: Sequence[float]  #: 0: the likeliest token, the first of equals, whatever the rest says
-    top_k: Sequence[int]  #: 0 or less, or vocab_size and more, keeps all
-    top_p: Sequence[float]  #: 1.0 keeps all
-    min_p: Sequence[float]  #: 0.0 keeps all
-    counts: Sequence[int]  #: how many tokens to draw
-    uniforms: np.ndarray  #: float64 [sum(counts)] in [0, 1), row by row
+    temperatures: Sequence[float]  #: 0: the likeliest token, the first among ties, whatever the rest says
+    top_k: Sequence[int]  #: 0 or less, or vocab_size and more: off
+    top_p: Sequence[float]  #: 1.0: off
+    min_p: Sequence[float]  #: 0.0: off
+    counts: Sequence[int]  #: number of tokens to draw
+    uniforms: np.ndarray  #: float64 [sum(counts)] in [0, 1), position by position
 
     @property
     def batch_indices(self) -> np.ndarray:
-        """The row of each draw: int64 [sum(counts)]."""
+        """The position of each draw: int64 [sum(counts)]."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
 
 class SamplingOps(Protocol):
-    """Each function takes rows of one dtype of `dtypes`. A row's result does not depend on the other rows."""
+    """Functions of logits [batch_size, vocab_size]. A position's result does not depend on the rest of the batch."""
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        """What it reads."""
+        """Supported dtypes of logits."""
         ...
 
     def max_batch_size(self, logits: Tensor) -> int:
-        """How many rows of `logits` [num_rows, vocab_size] are best worked on at once; at least 1."""
+        """The number of positions, at least 1, up to which one call is fast and its memory bounded."""
         ...
 
     def logsumexp(self, logits: Tensor) -> Tensor:
-        """The logsumexp of each row of `logits` [num_rows, vocab_size]: float32 [num_rows].
-
-        Not finite where a row holds NaN or infinity, or nothing but minus infinity.
-        """
+        """float32 [batch_size]; not finite for a position that holds NaN or infinity, or nothing but -infinity."""
         ...
 
-    def draw(self, scores: Tensor, draws: Draws) -> Tensor:
-        """Token ids, int64 [num_draws], from rows of `scores` [num_rows, vocab_size] that hold some finite number, and
-        beside such only minus infinity."""
+    def draw(self, logits: Tensor, draws: Draws) -> Tensor:
+        """Token ids, int64 [num_draws]. Each position must hold a finite number, and otherwise only -infinity."""
         ...
 
     def joint_topk(
-        self, scores: Tensor, normalisers: Tensor, standing: Tensor, width: int, count: int
+        self, logits: Tensor, logsumexp: Tensor, cum_logprobs: Tensor, group_size: int, k: int
     ) -> tuple[Tensor, Tensor]:
-        """The `count` largest of `score - normaliser + standing` of each `width` rows together.
+        """The `k` largest of `logits - logsumexp + cum_logprobs` in each group of `group_size` neighbouring positions.
 
         Args:
-            scores: [num_groups * width, vocab_size].
-            normalisers, standing: float32 [num_groups * width].
-            count: at most `width * vocab_size`.
+            logits: [num_groups * group_size, vocab_size].
+            logsumexp, cum_logprobs: float32 [num_groups * group_size].
+            k: at most `group_size * vocab_size`.
 
         Returns:
-            The sums, float32, and their places, int64 `row of the group * vocab_size + token id`; both
-            [num_groups, count], best first. Which of equals at the end are in the list is not defined; nor is
-            anything where a normaliser is not finite.
+            The scores, float32, and their indices, int64 `position in the group * vocab_size + token id`; both
+            [num_groups, k], best first. Which of several ties at the end are included is undefined, as is everything
+            for a group with a logsumexp that is not finite.
         """
         ...

@@ -56,13 +56,13 @@ class TorchSamplingOps:
         return drawn
 
     def joint_topk(
-        self, scores: Tensor, normalisers: Tensor, standing: Tensor, width: int, count: int
+        self, logits: Tensor, logsumexp: Tensor, cum_logprobs: Tensor, group_size: int, k: int
     ) -> tuple[Tensor, Tensor]:
-        if width == 1:  # the same for a whole row changes nothing in its order
-            values, token_ids = largest(scores, count)
-            return values - normalisers.unsqueeze(1) + standing.unsqueeze(1), token_ids
-        sums = scores - normalisers.unsqueeze(1) + standing.unsqueeze(1)
-        return largest(sums.view(-1, width * scores.shape[1]), count)
+        if group_size == 1:  # what is the same for a whole position changes nothing in its order
+            values, token_ids = largest(logits, k)
+            return values - logsumexp.unsqueeze(1) + cum_logprobs.unsqueeze(1), token_ids
+        scores = logits - logsumexp.unsqueeze(1) + cum_logprobs.unsqueeze(1)
+        return largest(scores.view(-1, group_size * logits.shape[1]), k)
 
 
 def likely_weights(

@@ -26,15 +26,8 @@ from pagedbatch_kernels.cpu.library_cache import add, find, why_unsafe
 
 SOURCES = ("attention.cpp", "cache.cpp", "gemm.cpp", "norm_rope.cpp", "sampling.cpp", "topk.cpp")
 HEADERS = (
-    "attention_args.h",
-    "kv_chunk.h",
-    "layer_cache.h",
-    "pack_chunk.h",
-    "packed_pairs.h",
-    "tile.h",
-    "token_locations.h",
-    "token_probs.h",
-    "vec.h",
+    *("attention_args.h", "attention_tile.h", "export.h", "kv_chunk.h", "layer_cache.h", "pack_chunk.h"),
+    *("packed_pairs.h", "token_locations.h", "token_probs.h", "vec.h"),
 )
 #: A compiler that takes longer is given up.
 TIME_LIMIT_SECONDS = 60.0

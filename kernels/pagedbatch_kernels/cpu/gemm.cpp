@@ -1,223 +1,225 @@
-// Products of rows and a matrix that was laid out for them once. Each row is one token's.
+// C = A * B^T, plus bias and residual, or C = silu(A * B0^T) * (A * B1^T) (SwiGLU).
 //
-// The matrix lies in panels of WIDTH columns, word by word of them (see words.h), so that a tile of ROWS rows by a panel
-// is summed in registers (Goto and van de Geijn, 2008). An element is one sum over its row, in order, in one lane: a
-// token's result is the same bits whatever it is batched with, and however many threads there are.
+// A is [m, k], B [n, k], C [m, n], all of T (float or bfloat16), contiguous; sums are float, rounded once to T. B is
+// packed beforehand by `pack`: panels of PANEL_WIDTH columns, [panel][packed element of k][PANEL_WIDTH]
+// (packed_pairs.h), so that a micro-kernel of TILE_ROWS rows by one panel accumulates in registers (Goto and van de
+// Geijn, 2008).
+//
+// Each element of C is one sum over k, in order, in one lane: a row's bits do not depend on m or on the number of
+// threads.
 
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
+#include "export.h"
 #include "packed_pairs.h"
 
 namespace pagedbatch {
 namespace {
 
-constexpr int WIDTH = PANEL * LANES;
-//! Columns of a panel of two matrices: as many of the first, and then as many of the second.
-constexpr int HALF = WIDTH / 2;
-//! Tiles that a panel is used for before the next one, and words of both taken at once: what this makes of rows, panel
-//! and sums stays in the cache of a core.
-constexpr int TILES = 16, WORDS = 1024;
-//! Words that a cache line has.
-constexpr int LINE = 16;
+constexpr int PANEL_WIDTH = TILE_VECS * LANES;
+//! A SwiGLU panel has HALF_PANEL columns of the gate matrix, then the same columns of the up matrix.
+constexpr int HALF_PANEL = PANEL_WIDTH / 2;
+//! Cache blocking: a panel serves M_BLOCK tiles before the next one, K_BLOCK packed elements at a time, so that the
+//! rows, the panel and the accumulators of a block stay in the core's cache.
+constexpr int M_BLOCK = 16, K_BLOCK = 1024;
 
-int64_t parts(int64_t size, int64_t part) { return (size + part - 1) / part; }
+int64_t ceil_div(int64_t size, int64_t part) { return (size + part - 1) / part; }
 
 }  // namespace
 
-//! The arguments of `multiply`, field by field those of `products.Product` in Python. T is bfloat16 or float.
-struct Product {
-  const void* rows;      // [num_rows, size] of T, contiguous; whole words, so an even size for bfloat16
-  const void* panels;    // [panels][size in words][WIDTH] words
-  const float* bias;     // [panels][WIDTH], or null
-  const void* residual;  // [num_rows, width] of T, contiguous, or null
-  void* result;          // [num_rows, width] of T, contiguous
-  const void* next;      // panels of the matrix that is multiplied with after this one, to be fetched, or null
-  int64_t num_rows, size, width;
-  int64_t next_words, next_panels;  // of its rows, and in all
-  int32_t is_gated;  // panels of two matrices: the result is SiLU of the first one's product, times the second one's
+struct GemmArgs {
+  const void* input;        // A: [m, k]; k is even for bfloat16
+  const void* weight;       // B, packed: [num_panels][k / PAIR][PANEL_WIDTH] packed elements
+  const float* bias;        // [num_panels][PANEL_WIDTH], or null
+  const void* residual;     // [m, n] of T, or null; not with SwiGLU
+  void* output;             // C: [m, n]
+  const void* next_weight;  // the packed B of the next call, to be prefetched, or null
+  int64_t m, k, n;
+  int64_t next_k, next_num_panels;  // of `next_weight`: packed elements per row, and its panels
+  int32_t is_swiglu;
   int32_t is_bfloat16;
   int32_t num_threads;
 };
 
 namespace {
 
-//! Good for what is then rounded to T.
+//! Precise enough to be rounded to T.
 template <class T>
 Vec silu(Vec values) {
-  const Vec power = -values < 87.0f ? -values : broadcast(87.0f);  // e^87 is the largest that `exp` is good for
+  const Vec power = -values < 87.0f ? -values : broadcast(87.0f);  // the largest argument that `exp` takes
   return values / (1.0f + exp<T>(power));
 }
 
-//! One thread's part of a product.
+//! One thread's share of a product.
 template <class T>
-class Multiplier {
+class GemmThread {
  public:
-  explicit Multiplier(const Product& product)
-      : product_(product),
-        num_words_(product.size / PER_WORD<T>),
-        outputs_(product.is_gated ? HALF : WIDTH),
-        num_panels_(parts(product.width, outputs_)),
-        num_tiles_(parts(product.num_rows, ROWS)),
-        sums_((num_words_ > WORDS ? TILES : 1) * ROWS * PANEL) {}
+  explicit GemmThread(const GemmArgs& args)
+      : args_(args),
+        packed_k_(args.k / PAIR<T>),
+        panel_outputs_(args.is_swiglu ? HALF_PANEL : PANEL_WIDTH),
+        num_panels_(ceil_div(args.n, panel_outputs_)),
+        num_tiles_(ceil_div(args.m, TILE_ROWS)),
+        acc_((packed_k_ > K_BLOCK ? M_BLOCK : 1) * TILE_ROWS * TILE_VECS) {}
 
-  //! A thread's share of the jobs, each of which is one tile and one panel: by TILES tiles, then panel, then tile.
-  void run(int part) {
-    int64_t begin = num_jobs() * part / product_.num_threads;
-    const int64_t end = num_jobs() * (part + 1) / product_.num_threads;
-    const int64_t next_panel = product_.next_panels * part / product_.num_threads;
-    const uint32_t* next = (const uint32_t*)product_.next + next_panel * product_.next_words * WIDTH;
+  //! Work is counted in pairs of a tile and a panel, ordered by block of M_BLOCK tiles, then panel, then tile.
+  void run(int thread) {
+    int64_t begin = num_pairs() * thread / args_.num_threads;
+    const int64_t end = num_pairs() * (thread + 1) / args_.num_threads;
+    const int64_t next_panel = args_.next_num_panels * thread / args_.num_threads;
+    const uint32_t* next = (const uint32_t*)args_.next_weight + next_panel * args_.next_k * PANEL_WIDTH;
     while (begin < end) {
-      const int64_t first_tile = begin / (num_panels_ * TILES) * TILES;
-      const int64_t num_tiles = std::min<int64_t>(TILES, num_tiles_ - first_tile);
-      const int64_t job = begin - first_tile * num_panels_;
-      const int64_t tile = job % num_tiles, count = std::min(num_tiles - tile, end - begin);
+      const int64_t first_tile = begin / (num_panels_ * M_BLOCK) * M_BLOCK;
+      const int64_t num_tiles = std::min<int64_t>(M_BLOCK, num_tiles_ - first_tile);
+      const int64_t offset = begin - first_tile * num_panels_;
+      const int64_t tile = offset % num_tiles, count = std::min(num_tiles - tile, end - begin);
       begin += count;
-      const int64_t panel = job / num_tiles;
-      const bool has_next = begin == end && product_.next;
-      multiply(first_tile + tile, count, panel, has_next ? next : panels(panel + 1));
+      const int64_t panel = offset / num_tiles;
+      const bool has_next = begin == end && args_.next_weight;
+      compute_block(first_tile + tile, count, panel, has_next ? next : weight(panel + 1));
     }
   }
 
  private:
-  int64_t num_jobs() const { return num_panels_ * num_tiles_; }
+  int64_t num_pairs() const { return num_panels_ * num_tiles_; }
 
-  const uint32_t* panels(int64_t panel) const {
-    return (const uint32_t*)product_.panels + panel * num_words_ * WIDTH;
+  const uint32_t* weight(int64_t panel) const {
+    return (const uint32_t*)args_.weight + panel * packed_k_ * PANEL_WIDTH;
   }
 
-  //! `count` tiles and one panel; `next` is the one after it.
-  void multiply(int64_t first_tile, int64_t count, int64_t panel, const uint32_t* next) {
-    for (int64_t word = 0; word < num_words_; word += WORDS) {
+  //! `count` tiles by one panel; `next` is the panel to prefetch.
+  void compute_block(int64_t first_tile, int64_t count, int64_t panel, const uint32_t* next) {
+    for (int64_t k = 0; k < packed_k_; k += K_BLOCK) {
       for (int64_t i = 0; i < count; ++i) {
-        const int64_t row = (first_tile + i) * ROWS;
-        with_constant<ROWS>(std::min<int64_t>(ROWS, product_.num_rows - row),
-                            [&](auto n) { multiply<n>(row, panel, next, word, i); });
+        const int64_t row = (first_tile + i) * TILE_ROWS;
+        dispatch_const<TILE_ROWS>(std::min<int64_t>(TILE_ROWS, args_.m - row),
+                                  [&](auto n) { compute_tile<n>(row, panel, next, k, i); });
       }
     }
   }
 
-  //! N rows and a panel's columns, their words from `word` on: those of the `i`-th tile in turn.
+  //! The micro-kernel: N rows by one panel, for K_BLOCK packed elements from `k` on. `i` numbers the tiles of a block.
   template <int N>
-  void multiply(int64_t row, int64_t panel, const uint32_t* next, int64_t word, int64_t i) {
-    const int64_t num_words = std::min<int64_t>(WORDS, num_words_ - word);
-    const uint32_t* rows = (const uint32_t*)product_.rows + row * num_words_ + word;
-    const uint32_t* columns = panels(panel) + word * WIDTH;
-    const bool is_last = word + num_words == num_words_;
-    // What comes after these words is on its way from memory meanwhile, a part with each of the first tiles.
-    const uint32_t* ahead = (is_last ? next : columns + num_words * WIDTH) + i * num_words * LINE;
+  void compute_tile(int64_t row, int64_t panel, const uint32_t* next, int64_t k, int64_t i) {
+    const int64_t k_size = std::min<int64_t>(K_BLOCK, packed_k_ - k);
+    const uint32_t* a = (const uint32_t*)args_.input + row * packed_k_ + k;
+    const uint32_t* b = weight(panel) + k * PANEL_WIDTH;
+    const bool is_last = k + k_size == packed_k_;
+    // The first tiles of a block each prefetch a part of what the next block reads.
+    const uint32_t* prefetch = (is_last ? next : b + k_size * PANEL_WIDTH) + i * k_size * CACHE_LINE;
     if (is_last) {
-      for (int n = 0; n < N; ++n) fetch(row + n, panel);
+      for (int n = 0; n < N; ++n) prefetch_output(row + n, panel);
     }
-    // In memory between one part of the words and the next, and for `finish`.
-    float* const left = (float*)(sums_.data() + (num_words_ > WORDS ? i * ROWS * PANEL : 0));
-    const int64_t row_size = num_words_;
-    Vec sums[N][PANEL] = {};
-    if (word > 0) {
+    // Accumulators are kept here between two blocks of k, and for the epilogue.
+    float* const partial = (float*)(acc_.data() + (packed_k_ > K_BLOCK ? i * TILE_ROWS * TILE_VECS : 0));
+    const int64_t row_stride = packed_k_;
+    Vec acc[N][TILE_VECS] = {};
+    if (k > 0) {
       for (int n = 0; n < N; ++n) {
-        for (int m = 0; m < PANEL; ++m) sums[n][m] = load(left + (n * PANEL + m) * LANES);
+        for (int m = 0; m < TILE_VECS; ++m) acc[n][m] = load(partial + (n * TILE_VECS + m) * LANES);
       }
     }
-    int64_t w = 0;
-    do {  // no `for`: see tile.h
-      Words column[PANEL];
+    int64_t j = 0;
+    do {  // not `for`: see attention_tile.h
+      VecU32 columns[TILE_VECS];
 #pragma GCC unroll 4
-      for (int m = 0; m < PANEL; ++m) column[m] = load(columns + w * WIDTH + m * LANES);
-      __builtin_prefetch(ahead + w * LINE, 0, 2);
-      add_products<T>(sums, column, [&](int n) { return rows[n * row_size + w]; });
-    } while (++w < num_words);
+      for (int m = 0; m < TILE_VECS; ++m) columns[m] = load(b + j * PANEL_WIDTH + m * LANES);
+      __builtin_prefetch(prefetch + j * CACHE_LINE, 0, 2);
+      fma_tile<T>(acc, columns, [&](int n) { return a[n * row_stride + j]; });
+    } while (++j < k_size);
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
 #pragma GCC unroll 4
-      for (int m = 0; m < PANEL; ++m) store(left + (n * PANEL + m) * LANES, sums[n][m]);
+      for (int m = 0; m < TILE_VECS; ++m) store(partial + (n * TILE_VECS + m) * LANES, acc[n][m]);
     }
-    if (is_last) product_.is_gated ? finish<HALF>(row, N, panel, left) : finish<WIDTH>(row, N, panel, left);
-  }
-
-  //! Asks for the memory that `finish` needs: to wait for it there would cost a tenth of the time.
-  void fetch(int64_t row, int64_t panel) const {
-    const int64_t at = row * product_.width + panel * outputs_;
-    for (int i = 0; i < outputs_; i += LINE * PER_WORD<T>) {
-      __builtin_prefetch((const T*)product_.result + at + i, 1, 3);
-      if (product_.residual) __builtin_prefetch((const T*)product_.residual + at + i, 0, 3);
+    if (is_last) {
+      args_.is_swiglu ? epilogue<HALF_PANEL>(row, N, panel, partial) : epilogue<PANEL_WIDTH>(row, N, panel, partial);
     }
   }
 
-  //! Turns the sums of rows and a panel into its OUTPUTS results of each: HALF if it is one of two matrices.
+  //! Prefetches what the epilogue reads and writes: waiting for it there would cost a tenth of the time.
+  void prefetch_output(int64_t row, int64_t panel) const {
+    const int64_t at = row * args_.n + panel * panel_outputs_;
+    for (int i = 0; i < panel_outputs_; i += CACHE_LINE * PAIR<T>) {
+      __builtin_prefetch((const T*)args_.output + at + i, 1, 3);
+      if (args_.residual) __builtin_prefetch((const T*)args_.residual + at + i, 0, 3);
+    }
+  }
+
+  //! Writes OUTPUTS columns of C from the accumulators: HALF_PANEL with SwiGLU, else PANEL_WIDTH.
   template <int OUTPUTS>
-  __attribute__((noinline)) void finish(int64_t row, int num_rows, int64_t panel, const float* sums) const {
-    const int64_t width = product_.width, at = row * width + panel * OUTPUTS;
-    const int count = std::min<int64_t>(OUTPUTS, width - panel * OUTPUTS);
-    const float* bias = product_.bias ? product_.bias + panel * WIDTH : nullptr;
-    const T* residual = product_.residual ? (const T*)product_.residual + at : nullptr;
-    T* result = (T*)product_.result + at;
-    for (int n = 0; n < num_rows; ++n, sums += WIDTH, result += width) {
-      if (count == OUTPUTS) {  // a constant: straight code
-        finish_row<OUTPUTS>(sums, bias, residual, result, OUTPUTS);
+  __attribute__((noinline)) void epilogue(int64_t row, int num_rows, int64_t panel, const float* acc) const {
+    const int64_t stride = args_.n, at = row * stride + panel * OUTPUTS;
+    const int count = std::min<int64_t>(OUTPUTS, stride - panel * OUTPUTS);
+    const float* bias = args_.bias ? args_.bias + panel * PANEL_WIDTH : nullptr;
+    const T* residual = args_.residual ? (const T*)args_.residual + at : nullptr;
+    T* output = (T*)args_.output + at;
+    for (int n = 0; n < num_rows; ++n, acc += PANEL_WIDTH, output += stride) {
+      if (count == OUTPUTS) {  // a constant, so that the loop unrolls
+        epilogue_row<OUTPUTS>(acc, bias, residual, output, OUTPUTS);
       } else {
-        finish_row<OUTPUTS>(sums, bias, residual, result, count);
+        epilogue_row<OUTPUTS>(acc, bias, residual, output, count);
       }
-      if (residual) residual += width;
+      if (residual) residual += stride;
     }
   }
 
   template <int OUTPUTS>
-  __attribute__((always_inline)) static void finish_row(const float* sums, const float* bias, const T* residual,
-                                                        T* result, int count) {
+  __attribute__((always_inline)) static void epilogue_row(const float* acc, const float* bias, const T* residual,
+                                                          T* output, int count) {
 #pragma GCC unroll 4
-    for (int i = 0; i < count; i += LANES * PER_WORD<T>) {
-      Vec values[PER_WORD<T>];
+    for (int i = 0; i < count; i += LANES * PAIR<T>) {
+      Vec values[PAIR<T>];
 #pragma GCC unroll 2
-      for (int part = 0; part < PER_WORD<T>; ++part) {
-        const int from = i + part * LANES;
-        Vec value = load(sums + from);
-        if (bias) value += load(bias + from);
-        if constexpr (OUTPUTS == HALF) {
-          Vec other = load(sums + HALF + from);
-          if (bias) other += load(bias + HALF + from);
-          value = silu<T>(value) * other;
+      for (int part = 0; part < PAIR<T>; ++part) {
+        const int at = i + part * LANES;
+        Vec value = load(acc + at);
+        if (bias) value += load(bias + at);
+        if constexpr (OUTPUTS == HALF_PANEL) {
+          Vec up = load(acc + HALF_PANEL + at);
+          if (bias) up += load(bias + HALF_PANEL + at);
+          value = silu<T>(value) * up;
         }
-        if (residual) value += load(residual + from, count - from);
+        if (residual) value += load(residual + at, count - at);
         values[part] = value;
       }
-      store_words(result + i, rounded(values), count - i);
+      store_packed(output + i, to_packed(values), count - i);
     }
   }
 
-  const Product& product_;
-  const int64_t num_words_;  //!< of a row
-  const int outputs_;        //!< elements of the result a panel gives
+  const GemmArgs& args_;
+  const int64_t packed_k_;   //!< packed elements per row of A
+  const int panel_outputs_;  //!< columns of C per panel
   const int64_t num_panels_, num_tiles_;
-  std::vector<Vec> sums_;  //!< [TILES * ROWS][PANEL], between one part of the words and the next, if there is a next
+  std::vector<Vec> acc_;  //!< [M_BLOCK or 1][TILE_ROWS][TILE_VECS]
 };
 
 template <class T>
-void multiply(const Product& product) {
-#pragma omp parallel num_threads(product.num_threads)
+void gemm(const GemmArgs& args) {
+#pragma omp parallel num_threads(args.num_threads)
   {
-    Multiplier<T> multiplier(product);
+    GemmThread<T> share(args);
 #pragma omp for schedule(static, 1)
-    for (int part = 0; part < product.num_threads; ++part) {
-      multiplier.run(part);
-    }
+    for (int thread = 0; thread < args.num_threads; ++thread) share.run(thread);
   }
 }
 
-//! Puts rows of `size` values into their columns: `count` of them from column `first` on, or, where they are one of two
-//! matrices, HALF of them in each panel, the first in column `first`.
+//! Copies `count` rows of a weight matrix [count, k] into the columns of `panels` from `first` on. With SwiGLU, `first`
+//! is 0 for the gate matrix and HALF_PANEL for the up matrix, and each panel takes HALF_PANEL rows.
 template <class T>
-void lay_out(const T* from, int64_t count, int64_t size, uint32_t* panels, int64_t first, bool is_gated) {
-  const int64_t num_words = size / PER_WORD<T>;
+void pack(const T* weight, int64_t count, int64_t k, uint32_t* panels, int64_t first, bool is_swiglu) {
+  const int64_t packed_k = k / PAIR<T>;
 #pragma omp parallel for
-  for (int64_t begin = 0; begin < count; begin += WIDTH) {
-    const int64_t end = std::min(begin + WIDTH, count);
-    for (int64_t word = 0; word < num_words; word += LINE) {
+  for (int64_t begin = 0; begin < count; begin += PANEL_WIDTH) {
+    const int64_t end = std::min(begin + PANEL_WIDTH, count);
+    for (int64_t line = 0; line < packed_k; line += CACHE_LINE) {
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t column = first + (is_gated ? i / HALF * WIDTH + i % HALF : i);
-        const uint32_t* words = (const uint32_t*)(from + i * size);
-        uint32_t* to = panels + column / WIDTH * num_words * WIDTH + column % WIDTH;
-        for (int64_t w = word; w < std::min(word + LINE, num_words); ++w) to[w * WIDTH] = words[w];
+        const int64_t column = first + (is_swiglu ? i / HALF_PANEL * PANEL_WIDTH + i % HALF_PANEL : i);
+        const uint32_t* from = (const uint32_t*)(weight + i * k);
+        uint32_t* to = panels + column / PANEL_WIDTH * packed_k * PANEL_WIDTH + column % PANEL_WIDTH;
+        for (int64_t j = line; j < std::min(line + CACHE_LINE, packed_k); ++j) to[j * PANEL_WIDTH] = from[j];
       }
     }
   }
@@ -226,11 +228,13 @@ void lay_out(const T* from, int64_t count, int64_t size, uint32_t* panels, int64
 }  // namespace
 }  // namespace pagedbatch
 
-using pagedbatch::BFloat16;
+using namespace pagedbatch;
 
-extern "C" int32_t pagedbatch_panel_width() { return pagedbatch::WIDTH; }
+PAGEDBATCH_EXPORT_SIZE(GemmArgs)
 
-//! Whether the CPU multiplies matrices of bfloat16 as such, several times faster than rows: another library's work.
+extern "C" int32_t pagedbatch_panel_width() { return PANEL_WIDTH; }
+
+//! Whether the CPU has matrix instructions for bfloat16, which oneDNN uses and this file does not.
 extern "C" bool pagedbatch_has_matrix_unit() {
 #if defined(__AMX_BF16__) || defined(__ARM_FEATURE_BF16)
   return true;
@@ -239,20 +243,14 @@ extern "C" bool pagedbatch_has_matrix_unit() {
 #endif
 }
 
-//! `rows` [count, size] of T, contiguous, into `panels`; see `lay_out`.
-extern "C" void pagedbatch_lay_out(const void* rows, int64_t count, int64_t size, void* panels, int64_t first,
-                                   int32_t is_gated, int32_t is_bfloat16) {
-  if (is_bfloat16) {
-    pagedbatch::lay_out((const BFloat16*)rows, count, size, (uint32_t*)panels, first, is_gated);
-  } else {
-    pagedbatch::lay_out((const float*)rows, count, size, (uint32_t*)panels, first, is_gated);
-  }
+//! See `pack`.
+extern "C" void pagedbatch_pack(const void* weight, int64_t count, int64_t k, void* panels, int64_t first,
+                                int32_t is_swiglu, int32_t is_bfloat16) {
+  dispatch_dtype(is_bfloat16, [=](auto t) {
+    pack((const decltype(t)*)weight, count, k, (uint32_t*)panels, first, is_swiglu);
+  });
 }
 
-extern "C" void pagedbatch_multiply(const pagedbatch::Product* product) {
-  if (product->is_bfloat16) {
-    pagedbatch::multiply<BFloat16>(*product);
-  } else {
-    pagedbatch::multiply<float>(*product);
-  }
+extern "C" void pagedbatch_gemm(const GemmArgs* args) {
+  dispatch_dtype(args->is_bfloat16, [=](auto t) { gemm<decltype(t)>(*args); });
 }

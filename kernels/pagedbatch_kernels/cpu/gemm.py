@@ -1,12 +1,10 @@
-"""PackedGemm with matrices laid out for them once, by the library that `build` makes. Float32 or bfloat16.
+"""Matrix products with packed weights, float32 or bfloat16: gemm.cpp.
 
-An element of the result is one float32 sum, always taken in the same order, and rounded once: a row's result doesn't
-depend on the other rows.
+A token's result does not depend on its batch: each element is one float32 sum, always in the same order, rounded once.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -14,145 +12,117 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from pagedbatch_kernels.cpu.build import load_library
-from pagedbatch_kernels.cpu.tensors import check, is_bfloat16
-
-
-class Product(ctypes.Structure):
-    """The arguments of `multiply`: `pagedbatch::Product` of products.cpp, field by field."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("rows", "panels", "bias", "residual", "result", "next")),
-        *((name, ctypes.c_int64) for name in ("num_rows", "size", "width", "next_words", "next_panels")),
-        *((name, ctypes.c_int32) for name in ("is_gated", "is_bfloat16", "num_threads")),
-    )
+from pagedbatch_kernels.cpu.library import GemmArgs, is_bfloat16, load_kernels, pointer
 
 
 @dataclass(slots=True, eq=False)
 class PackedWeight:
-    """A matrix that rows of `size` are multiplied with, to rows of `width`. `is_gated`: two matrices of that width."""
+    """A weight matrix [n, k], or with `is_swiglu` two of that shape, in the order in which gemm.cpp reads it."""
 
-    values: Tensor  #: of the matrix's dtype, in the library's order
-    bias: Tensor | None  #: float32, likewise
-    size: int
-    width: int
-    is_gated: bool
-    place: tuple[int, int, int]  #: address, words of a row, number of panels
-    next_place: tuple[int, int, int] = (0, 0, 0)  #: of the matrix that was multiplied with after this one
+    panels: Tensor
+    bias: Tensor | None  #: float32, in the same order
+    k: int
+    n: int
+    is_swiglu: bool
+    location: tuple[int, int, int]  #: address, packed elements per row, number of panels
+    next_location: tuple[int, int, int] = (0, 0, 0)  #: of the weight that was used after this one
 
 
 class PackedGemm:
-    """The functions of one loaded library.
-
+    """
     Args:
         notice: takes one line when the library has to be built first.
 
     Raises:
-        BuildError: there is none and it can't be built.
+        BuildError: it can't be built or loaded.
     """
 
     def __init__(self, notice: Callable[[str], None]) -> None:
-        library = load_library(notice)
-        self._panel_width: int = library.pagedbatch_panel_width()
-        self._has_matrix_unit = library.pagedbatch_has_matrix_unit
-        self._has_matrix_unit.restype = ctypes.c_bool
-        self._lay_out = library.pagedbatch_lay_out
-        self._lay_out.argtypes = [
-            *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64),
-            *(ctypes.c_int32, ctypes.c_int32),
-        ]
-        self._lay_out.restype = None
-        self._gemm = library.pagedbatch_multiply
-        self._gemm.argtypes, self._gemm.restype = [ctypes.POINTER(Product)], None
-        # Matrices take turns, step after step: each learns which one to fetch at its end, and no more than its place,
-        # as it would else keep that one alive.
+        self._library = load_kernels(notice)
+        # Weights are used in the same order step after step, so each learns which one to prefetch at its end: only its
+        # location, since a reference would keep it alive.
         self._last: PackedWeight | None = None
 
     @property
     def has_matrix_unit(self) -> bool:
-        """Whether the CPU has instructions for matrices of bfloat16, several times as fast as this library's."""
-        return bool(self._has_matrix_unit())
+        """Whether the CPU has matrix instructions for bfloat16: with them, oneDNN is several times as fast."""
+        return bool(self._library.pagedbatch_has_matrix_unit())
 
     def pack(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> PackedWeight:
-        """For products with all of `weights` [width of each, size], side by side, and their `biases` [width of each].
+        """Packs `weights` [n of each, k] and `biases` [n of each] for a product with all of them side by side.
 
         Raises:
-            ValueError: matrices that don't fit each other, or of an odd size in bfloat16.
+            ValueError: matrices that don't fit each other, or an odd k in bfloat16.
         """
-        *firsts, width = accumulate(map(len, weights), initial=0)
-        return self._laid_out(weights, biases, firsts, width, is_gated=False)
+        *firsts, n = accumulate(map(len, weights), initial=0)
+        return self._pack(weights, biases, firsts, n, is_swiglu=False)
 
     def pack_swiglu(self, gate: Tensor, up: Tensor, biases: Sequence[Tensor | None]) -> PackedWeight:
-        """For SiLU of the product with `gate` [width, size], times the product with `up` (SwiGLU, arXiv 2002.05202).
+        """Packs two matrices [n, k] for silu(x @ gate.T) * (x @ up.T) (SwiGLU, arXiv 2002.05202).
 
         Raises:
             ValueError: as `pack`.
         """
         if gate.shape != up.shape:
-            raise ValueError(f"{list(gate.shape)} gates for {list(up.shape)}")
-        return self._laid_out((gate, up), biases, (0, self._panel_width // 2), len(gate), is_gated=True)
+            raise ValueError(f"gate is {list(gate.shape)}, up {list(up.shape)}")
+        half_panel = self._library.pagedbatch_panel_width() // 2
+        return self._pack((gate, up), biases, (0, half_panel), len(gate), is_swiglu=True)
 
-    def _laid_out(
+    def _pack(
         self,
         weights: Sequence[Tensor],
         biases: Sequence[Tensor | None],
         firsts: Sequence[int],
-        width: int,
+        n: int,
         *,
-        is_gated: bool,
+        is_swiglu: bool,
     ) -> PackedWeight:
-        size, dtype = weights[0].shape[1], weights[0].dtype
-        if size % (4 // dtype.itemsize):
-            raise ValueError(f"rows of {size} in {dtype} are not whole words")
-        a_panel = self._panel_width // 2 if is_gated else self._panel_width
-        num_columns = -(-width // a_panel) * self._panel_width
-        values = torch.zeros(num_columns * size, dtype=dtype)
-        bias = None if all(each is None for each in biases) else torch.zeros(num_columns)
+        k, dtype = weights[0].shape[1], weights[0].dtype
+        pair = 4 // dtype.itemsize
+        if k % pair:
+            raise ValueError(f"k = {k} is odd: bfloat16 is packed in pairs")
+        width = self._library.pagedbatch_panel_width()
+        num_panels = -(-n // (width // 2 if is_swiglu else width))
+        panels = torch.zeros(num_panels * width * k, dtype=dtype)
+        bias = None if all(each is None for each in biases) else torch.zeros(num_panels * width)
+
+        def put(rows: Tensor, shape: tuple[int, int], to: Tensor, first: int) -> None:
+            address = pointer(rows, to.dtype, shape)
+            self._library.pagedbatch_pack(address, *shape, to.data_ptr(), first, is_swiglu, is_bfloat16(rows))
+
         for weight, own_bias, first in zip(weights, biases, firsts, strict=True):
-            check(weight, dtype, (len(weight), size))
-            self._put(weight, values, first, is_gated)
+            put(weight, (len(weight), k), panels, first)
             if own_bias is not None and bias is not None:
-                check(own_bias, dtype, (len(weight),))
-                self._put(own_bias.float().unsqueeze(1), bias, first, is_gated)
-        place = values.data_ptr(), size * dtype.itemsize // 4, num_columns // self._panel_width
-        return PackedWeight(values, bias, size, width, is_gated, place)
+                put(own_bias.float().unsqueeze(1), (len(weight), 1), bias, first)
+        return PackedWeight(panels, bias, k, n, is_swiglu, (panels.data_ptr(), k // pair, num_panels))
 
-    def _put(self, rows: Tensor, panels: Tensor, first: int, is_gated: bool) -> None:
-        self._lay_out(rows.data_ptr(), *rows.shape, panels.data_ptr(), first, is_gated, is_bfloat16(rows))
-
-    def matmul(self, panels: PackedWeight, rows: Tensor, residual: Tensor | None = None) -> Tensor:
-        """[num_rows, width] for `rows` [num_rows, size]; `residual`, of the result's shape, is added.
+    def matmul(self, weight: PackedWeight, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """[m, n] for `x` [m, k]; `residual` [m, n] is added.
 
         Raises:
             ValueError: shapes or dtypes that don't fit each other.
         """
-        num_rows, dtype = len(rows), panels.values.dtype
-        check(rows, dtype, (num_rows, panels.size))
-        if residual is not None:
-            check(residual, dtype, (num_rows, panels.width))
-        if self._last is not None:
-            self._last.next_place = panels.place
-        self._last = panels
-        next_address, next_words, next_panels = panels.next_place
-        result = rows.new_empty(num_rows, panels.width)
-        self._gemm(
-            ctypes.byref(
-                Product(
-                    rows=rows.data_ptr(),
-                    panels=panels.values.data_ptr(),
-                    bias=None if panels.bias is None else panels.bias.data_ptr(),
-                    residual=None if residual is None else residual.data_ptr(),
-                    result=result.data_ptr(),
-                    next=next_address,
-                    num_rows=num_rows,
-                    size=panels.size,
-                    width=panels.width,
-                    next_words=next_words,
-                    next_panels=next_panels,
-                    is_gated=panels.is_gated,
-                    is_bfloat16=is_bfloat16(rows),
-                    num_threads=torch.get_num_threads(),
-                )
-            )
+        m, dtype = len(x), weight.panels.dtype
+        output = x.new_empty(m, weight.n)
+        next_weight, next_k, next_num_panels = weight.next_location
+        args = GemmArgs(
+            input=pointer(x, dtype, (m, weight.k)),
+            weight=weight.panels.data_ptr(),
+            bias=None if weight.bias is None else weight.bias.data_ptr(),
+            residual=None if residual is None else pointer(residual, dtype, (m, weight.n)),
+            output=output.data_ptr(),
+            next_weight=next_weight,
+            m=m,
+            k=weight.k,
+            n=weight.n,
+            next_k=next_k,
+            next_num_panels=next_num_panels,
+            is_swiglu=weight.is_swiglu,
+            is_bfloat16=is_bfloat16(x),
+            num_threads=torch.get_num_threads(),
         )
-        return result
+        if self._last is not None:
+            self._last.next_location = weight.location
+        self._last = weight
+        self._library.pagedbatch_gemm(args)
+        return output

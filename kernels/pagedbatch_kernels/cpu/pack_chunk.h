@@ -1,99 +1,102 @@
-// Packs a chunk of tokens from a cache that is kept in rows, as multiplying wants it: see layer_cache.h.
+// Packs a chunk of tokens from a cache in the plain layout into the packed one (layer_cache.h).
 
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
-#include "token_locations.h"
 #include "packed_pairs.h"
+#include "token_locations.h"
 
 namespace pagedbatch {
 
-//! Room for one packed chunk, where the cache is not packed itself.
+//! Memory for one packed chunk; none if the cache is packed.
 template <class T>
-class Packing {
+class ChunkPacker {
  public:
-  explicit Packing(const Step& step)
-      : step_(step),
-        width_(round_up(step.cache.head_size, PER_REGISTER)),
-        keys_(step.cache.is_packed ? 0 : CHUNK * width_ / PER_REGISTER),
-        values_(step.cache.is_packed ? 0 : CHUNK / PER_WORD<T> * width_ / LANES) {}
+  explicit ChunkPacker(const AttentionArgs& args)
+      : args_(args),
+        width_(round_up(args.cache.head_size, PER_REGISTER)),
+        keys_(args.cache.is_packed ? 0 : CHUNK * width_ / PER_REGISTER),
+        values_(args.cache.is_packed ? 0 : CHUNK / PAIR<T> * width_ / LANES) {}
 
-  //! Packs one KV head: `keys` get a pointer for every LANES tokens, CHUNK words from one word of a key to the next,
-  //! and `values` one for each token, or each two. What comes `next` is on its way from memory meanwhile.
-  void pack(const Tokens& tokens, int head, const Tokens& next, int next_head, const uint32_t** keys,
+  //! Packs one KV head, and prefetches `next`. Sets `keys` to a pointer per LANES tokens, with a stride of CHUNK from
+  //! one packed element of a key to the next, and `values` to a pointer per PAIR tokens.
+  void pack(const TokenLocations& tokens, int head, const TokenLocations& next, int next_head, const uint32_t** keys,
             const uint32_t** values) {
-    pack_keys(tokens, row(head), next, row(next_head));
-    pack_values(tokens, row(head) + step_.cache.value_offset, next, row(next_head) + step_.cache.value_offset, values);
+    pack_keys(tokens, plain(head), next, plain(next_head));
+    const int64_t offset = args_.cache.value_offset;
+    pack_values(tokens, plain(head) + offset, next, plain(next_head) + offset, values);
     for (int i = 0; i < CHUNK; i += LANES) keys[i / LANES] = (const uint32_t*)keys_.data() + i;
   }
 
  private:
-  static constexpr int PER_REGISTER = LANES * PER_WORD<T>;
+  static constexpr int PER_REGISTER = LANES * PAIR<T>;
 
-  const T* row(int head) const { return (const T*)step_.cache.data + head * step_.cache.head_size; }
+  const T* plain(int head) const { return (const T*)args_.cache.data + head * args_.cache.head_size; }
 
-  //! Inlined by force: GCC takes a function that only prefetches for one without effect, and drops the calls.
-  __attribute__((always_inline)) void prefetch(const Tokens& next, int begin, int count, const T* from) const {
+  //! always_inline: GCC drops calls of a function that only prefetches, as one without effect.
+  __attribute__((always_inline)) void prefetch(const TokenLocations& next, int begin, int count, const T* from) const {
     for (int i = std::max(begin, next.first); i < std::min(begin + count, next.last); ++i) {
-      for (int d = 0; d < step_.cache.head_size; d += 64 / sizeof(T)) __builtin_prefetch(from + next.offset[i] + d, 0, 2);
+      for (int d = 0; d < args_.cache.head_size; d += CACHE_LINE * PAIR<T>) {
+        __builtin_prefetch(from + next.offset[i] + d, 0, 2);
+      }
     }
   }
 
-  void pack_keys(const Tokens& tokens, const T* keys, const Tokens& next, const T* next_keys) {
+  void pack_keys(const TokenLocations& tokens, const T* keys, const TokenLocations& next, const T* next_keys) {
     for (int group = 0; group < CHUNK; group += LANES) {
       prefetch(next, group, LANES, next_keys);
       if (group + LANES <= tokens.first || group >= tokens.last) continue;
       const bool all_tokens = group >= tokens.first && group + LANES <= tokens.last;
-      for (int d = 0; d < step_.cache.head_size; d += PER_REGISTER) {
-        Words words[LANES];
-        if (all_tokens && d + PER_REGISTER <= step_.cache.head_size) {
+      for (int d = 0; d < args_.cache.head_size; d += PER_REGISTER) {
+        VecU32 packed[LANES];
+        if (all_tokens && d + PER_REGISTER <= args_.cache.head_size) {
 #pragma GCC unroll 16
           for (int lane = 0; lane < LANES; ++lane) {
-            words[lane] = load_words(keys + tokens.offset[group + lane] + d, PER_REGISTER);
+            packed[lane] = load_packed(keys + tokens.offset[group + lane] + d, PER_REGISTER);
           }
         } else {
-          for (int lane = 0; lane < LANES; ++lane) words[lane] = words_of(tokens, group + lane, keys, d);
+          for (int lane = 0; lane < LANES; ++lane) packed[lane] = load_token(tokens, group + lane, keys, d);
         }
-        transpose(words);
+        transpose(packed);
 #pragma GCC unroll 16
         for (int lane = 0; lane < LANES; ++lane) {
-          store((uint32_t*)keys_.data() + (d / PER_WORD<T> + lane) * CHUNK + group, words[lane]);
+          store((uint32_t*)keys_.data() + (d / PAIR<T> + lane) * CHUNK + group, packed[lane]);
         }
       }
     }
   }
 
-  void pack_values(const Tokens& tokens, const T* values, const Tokens& next, const T* next_values,
-                   const uint32_t** rows) {
-    for (int i = 0; i < CHUNK; i += PER_WORD<T>) {
-      prefetch(next, i, PER_WORD<T>, next_values);
-      if (i + PER_WORD<T> <= tokens.first || i >= tokens.last) continue;
-      uint32_t* row = (uint32_t*)values_.data() + i / PER_WORD<T> * width_;
-      rows[i / PER_WORD<T>] = row;
-      if constexpr (PER_WORD<T> == 2) {
-        for (int d = 0; d < step_.cache.head_size; d += PER_REGISTER) {
-          store_pairs(row + d, words_of(tokens, i, values, d), words_of(tokens, i + 1, values, d));
+  void pack_values(const TokenLocations& tokens, const T* values, const TokenLocations& next, const T* next_values,
+                   const uint32_t** pairs) {
+    for (int i = 0; i < CHUNK; i += PAIR<T>) {
+      prefetch(next, i, PAIR<T>, next_values);
+      if (i + PAIR<T> <= tokens.first || i >= tokens.last) continue;
+      uint32_t* packed = (uint32_t*)values_.data() + i / PAIR<T> * width_;
+      pairs[i / PAIR<T>] = packed;
+      if constexpr (PAIR<T> == 2) {
+        for (int d = 0; d < args_.cache.head_size; d += PER_REGISTER) {
+          store_interleaved(packed + d, load_token(tokens, i, values, d), load_token(tokens, i + 1, values, d));
         }
-      } else if (width_ == step_.cache.head_size) {
-        rows[i] = (const uint32_t*)(values + tokens.offset[i]);
+      } else if (width_ == args_.cache.head_size) {
+        pairs[i] = (const uint32_t*)(values + tokens.offset[i]);
       } else {
-        for (int d = 0; d < step_.cache.head_size; d += LANES) store(row + d, words_of(tokens, i, values, d));
+        for (int d = 0; d < args_.cache.head_size; d += LANES) store(packed + d, load_token(tokens, i, values, d));
       }
     }
   }
 
-  //! A register of what token `i` has from element `d` on; a token outside the piece may not be read.
-  Words words_of(const Tokens& tokens, int i, const T* from, int d) const {
+  //! A register of token `i` from element `d` on; zeros for a token that may not be read.
+  VecU32 load_token(const TokenLocations& tokens, int i, const T* from, int d) const {
     const bool inside = i >= tokens.first && i < tokens.last;
-    return inside ? load_words(from + tokens.offset[i] + d, step_.cache.head_size - d) : Words{};
+    return inside ? load_packed(from + tokens.offset[i] + d, args_.cache.head_size - d) : VecU32{};
   }
 
-  const Step& step_;
-  const int width_;            //!< of a packed row of values
-  std::vector<Words> keys_;    //!< [words of a key, to whole registers][CHUNK]
-  std::vector<Words> values_;  //!< [CHUNK / PER_WORD][width]
+  const AttentionArgs& args_;
+  const int width_;             //!< head_size, rounded up to whole registers
+  std::vector<VecU32> keys_;    //!< [width / PAIR][CHUNK] packed elements
+  std::vector<VecU32> values_;  //!< [CHUNK / PAIR][width] packed elements
 };
 
 }  // namespace pagedbatch

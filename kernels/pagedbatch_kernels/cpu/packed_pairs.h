@@ -1,6 +1,6 @@
-// Numbers 32 bits at a time: one float, or two bfloat16 whose products go into one float sum. Knows nothing of attention.
+// Packed 32-bit elements: one float, or a pair of neighbouring bfloat16 as VNNI instructions take them.
 //
-// Where the CPU multiplies bfloat16 (AVX512_BF16), that is one instruction for twice the products; elsewhere two on floats.
+// The dot product of two pairs is added to one float sum: one vdpbf16ps with AVX512_BF16, two float FMAs elsewhere.
 
 #pragma once
 
@@ -10,122 +10,125 @@
 
 namespace pagedbatch {
 
-//! Values of type T in 32 bits, the first in the lower half.
+//! Values of type T in one packed element, the first in the lower half.
 template <class T>
-constexpr int PER_WORD = 4 / sizeof(T);
+constexpr int PAIR = 4 / sizeof(T);
 
-inline Words broadcast(uint32_t word) { return word - Words{}; }
+//! Packed elements per cache line.
+constexpr int CACHE_LINE = 16;
 
-inline Words load(const uint32_t* from) {
-  Words words;
-  std::memcpy(&words, from, sizeof words);
-  return words;
+inline VecU32 broadcast(uint32_t element) { return element - VecU32{}; }
+
+inline VecU32 load(const uint32_t* from) {
+  VecU32 packed;
+  std::memcpy(&packed, from, sizeof packed);
+  return packed;
 }
 
-inline void store(uint32_t* to, Words words) { std::memcpy(to, &words, sizeof words); }
+inline void store(uint32_t* to, VecU32 packed) { std::memcpy(to, &packed, sizeof packed); }
 
-//! Not inlined, as copying a variable count sends what surrounds it through memory.
+//! Not inlined: a copy of variable length would spill the registers of the code around it.
 template <class T>
-__attribute__((noinline)) Words load_some_words(const T* from, int count) {
-  Words words{};
-  if (count > 0) std::memcpy(&words, from, count * sizeof(T));
-  return words;
+__attribute__((noinline)) VecU32 load_partial(const T* from, int count) {
+  VecU32 packed{};
+  if (count > 0) std::memcpy(&packed, from, count * sizeof(T));
+  return packed;
 }
 
-//! A register of `count` values, then zeros; nothing behind them is read, nothing at all if there are none.
+//! Loads `count` values (none if it is 0 or less) and zeros in the other lanes; reads no memory beyond them.
 template <class T>
-Words load_words(const T* from, int count) {
-  return count >= LANES * PER_WORD<T> ? load((const uint32_t*)from) : load_some_words(from, count);
+VecU32 load_packed(const T* from, int count) {
+  return count >= LANES * PAIR<T> ? load((const uint32_t*)from) : load_partial(from, count);
 }
 
 template <class T>
-void store_words(T* to, Words words, int count) {
-  if (count >= LANES * PER_WORD<T>) return store((uint32_t*)to, words);
-  std::memcpy(to, &words, count * sizeof(T));
+void store_packed(T* to, VecU32 packed, int count) {
+  if (count >= LANES * PAIR<T>) return store((uint32_t*)to, packed);
+  std::memcpy(to, &packed, count * sizeof(T));
 }
 
-//! The word of which each value is 1.
+//! A packed element whose values are all 1.
 template <class T>
-constexpr uint32_t ONES = sizeof(T) == sizeof(float) ? 0x3f800000 : 0x3f803f80;
+constexpr uint32_t PACKED_ONE = sizeof(T) == sizeof(float) ? 0x3f800000 : 0x3f803f80;
 
-//! The signs of a word's values.
+//! The sign bits of a packed element.
 template <class T>
-constexpr uint32_t SIGNS = sizeof(T) == sizeof(float) ? 0x80000000 : 0x80008000;
+constexpr uint32_t SIGN_BITS = sizeof(T) == sizeof(float) ? 0x80000000 : 0x80008000;
 
-//! `sum` and, in each lane, the products of the values in two words.
+//! Per lane: `sum` plus the dot product of two packed elements.
 template <class T>
-Vec multiply_add(Vec sum, Words one, Words other) {
-  if constexpr (PER_WORD<T> == 1) {
-    return multiply_add(sum, (Vec)one, (Vec)other);
+Vec fmadd(Vec sum, VecU32 one, VecU32 other) {
+  if constexpr (PAIR<T> == 1) {
+    return fmadd(sum, (Vec)one, (Vec)other);
   } else {
 #if defined(__AVX512BF16__)
     return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)one, (__m512bh)other);
 #else
-    sum = multiply_add(sum, (Vec)(one << 16), (Vec)(other << 16));
-    return multiply_add(sum, (Vec)(one & 0xffff0000u), (Vec)(other & 0xffff0000u));
+    sum = fmadd(sum, (Vec)(one << 16), (Vec)(other << 16));
+    return fmadd(sum, (Vec)(one & 0xffff0000u), (Vec)(other & 0xffff0000u));
 #endif
   }
 }
 
-//! Adds to a tile of sums what each of N rows has, the word that `word_of` gives, times what M registers of columns have.
-template <class T, int N, int M, class WordOf>
-__attribute__((always_inline)) inline void add_products(Vec (&sums)[N][M], const Words (&columns)[M], WordOf word_of) {
+//! Outer product: acc[n][m] += packed_at(n) * columns[m], for N packed elements and M registers of them.
+template <class T, int N, int M, class PackedAt>
+__attribute__((always_inline)) inline void fma_tile(Vec (&acc)[N][M], const VecU32 (&columns)[M], PackedAt packed_at) {
 #pragma GCC unroll 8
   for (int n = 0; n < N; ++n) {
-    const Words word = broadcast(word_of(n));
+    const VecU32 element = broadcast(packed_at(n));
 #pragma GCC unroll 4
-    for (int m = 0; m < M; ++m) sums[n][m] = multiply_add<T>(sums[n][m], word, columns[m]);
+    for (int m = 0; m < M; ++m) acc[n][m] = fmadd<T>(acc[n][m], element, columns[m]);
   }
 }
 
 //! Registers of floats, each rounded to T, in one.
-inline Words rounded(const Vec (&values)[1]) { return (Words)values[0]; }
+inline VecU32 to_packed(const Vec (&values)[1]) { return (VecU32)values[0]; }
 
-inline Words rounded(const Vec (&values)[2]) {
-  Words words;
+inline VecU32 to_packed(const Vec (&values)[2]) {
+  VecU32 packed;
 #if defined(__AVX512BF16__)
-  words = (Words)_mm512_cvtne2ps_pbh((__m512)values[1], (__m512)values[0]);
+  packed = (VecU32)_mm512_cvtne2ps_pbh((__m512)values[1], (__m512)values[0]);
 #else
   BFloat16 halves[2 * LANES];
   store(halves, values[0]);
   store(halves + LANES, values[1]);
-  std::memcpy(&words, halves, sizeof words);
+  std::memcpy(&packed, halves, sizeof packed);
 #endif
-  return words;
+  return packed;
 }
 
 template <int... LANE>
-Words first_in_turn(Words one, Words other, std::integer_sequence<int, LANE...>) {
+VecU32 interleave_low(VecU32 one, VecU32 other, std::integer_sequence<int, LANE...>) {
   return shuffle<(LANE % 2 * LANES + LANE / 2)...>(one, other);
 }
 
 template <int... LANE>
-Words last_in_turn(Words one, Words other, std::integer_sequence<int, LANE...>) {
+VecU32 interleave_high(VecU32 one, VecU32 other, std::integer_sequence<int, LANE...>) {
   return shuffle<(LANE % 2 * LANES + LANE / 2 + LANES / 2)...>(one, other);
 }
 
-//! Stores the pairs that two registers of bfloat16 make, an element of `one` before that of `other`: two registers.
-inline void store_pairs(uint32_t* to, Words one, Words other) {
-  const Words even = (one & 0xffffu) | (other << 16), odd = (one >> 16) | (other & 0xffff0000u);
+//! Stores two registers of bfloat16 interleaved: one[0], other[0], one[1], other[1] and so on.
+inline void store_interleaved(uint32_t* to, VecU32 one, VecU32 other) {
+  const VecU32 even = (one & 0xffffu) | (other << 16), odd = (one >> 16) | (other & 0xffff0000u);
   constexpr auto lanes = std::make_integer_sequence<int, LANES>();
-  store(to, first_in_turn(even, odd, lanes));
-  store(to + LANES, last_in_turn(even, odd, lanes));
+  store(to, interleave_low(even, odd, lanes));
+  store(to + LANES, interleave_high(even, odd, lanes));
 }
 
-//! One step of a transposition: swaps the squares of side STEP that lie across the diagonal of two rows STEP apart.
+//! One step of `transpose`: swaps the off-diagonal STEP x STEP squares of two registers that are STEP apart.
 template <int STEP, int... LANE>
-void exchange(Words& upper, Words& lower, std::integer_sequence<int, LANE...>) {
-  Words mixed = shuffle<(LANE & STEP ? LANES + LANE - STEP : LANE)...>(upper, lower);
+void transpose_step(VecU32& upper, VecU32& lower, std::integer_sequence<int, LANE...>) {
+  VecU32 mixed = shuffle<(LANE & STEP ? LANES + LANE - STEP : LANE)...>(upper, lower);
   lower = shuffle<(LANE & STEP ? LANES + LANE : LANE + STEP)...>(upper, lower);
   upper = mixed;
 }
 
-//! Transposes LANES registers as a square matrix, in log2(LANES) steps.
+//! Transposes a LANES x LANES matrix in log2(LANES) steps.
 template <int STEP = LANES / 2>
-inline void transpose(Words (&rows)[LANES]) {
+inline void transpose(VecU32 (&rows)[LANES]) {
 #pragma GCC unroll 16
   for (int row = 0; row < LANES; ++row) {
-    if (!(row & STEP)) exchange<STEP>(rows[row], rows[row + STEP], std::make_integer_sequence<int, LANES>());
+    if (!(row & STEP)) transpose_step<STEP>(rows[row], rows[row + STEP], std::make_integer_sequence<int, LANES>());
   }
   if constexpr (STEP > 1) transpose<STEP / 2>(rows);
 }

@@ -1,176 +1,142 @@
-"""`SamplingOps` for a CPU, by the library that `build` makes: reads bfloat16 as it is, one thread a position."""
+"""`SamplingOps` for a CPU: sampling.cpp and topk.cpp."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pagedbatch_kernels.cpu.build import load_library
+from pagedbatch_kernels.cpu.library import JointTopkArgs, SampleArgs, load_kernels, pointer
 from pagedbatch_kernels.sampling import Draws
 
-#: Bounds what controls, which need scores in float32, take of memory; threads have enough to share among them.
-_LOGITS_AT_ONCE = 2**23
-#: A divisor below this may make infinities of scores in float32, and all that is this small is greedy.
-_LEAST_TEMPERATURE = 1e-20
-
-
-class Draw(ctypes.Structure):
-    """The arguments of `draw`: `pagedbatch::Draw` of sampling.cpp, field by field."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("scores", "temperatures", "top_k", "top_p", "min_p")),
-        *((name, ctypes.c_void_p) for name in ("starts", "points", "token_ids")),
-        *((name, ctypes.c_int64) for name in ("num_rows", "size", "stride")),
-        *((name, ctypes.c_int32) for name in ("is_bfloat16", "num_threads")),
-    )
-
-
-class Ranking(ctypes.Structure):
-    """The arguments of `rank`: `pagedbatch::Ranking` of ranking.cpp, field by field."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("scores", "normalisers", "standing", "sums", "places")),
-        *((name, ctypes.c_int64) for name in ("num_groups", "width", "size", "stride", "count")),
-        *((name, ctypes.c_int32) for name in ("is_bfloat16", "num_threads")),
-    )
+#: Bounds the memory of logits processors, which need float32, and still keeps all threads busy.
+_MAX_LOGITS = 2**23
+#: Dividing by less could overflow float32; temperatures this small are greedy anyway.
+_MIN_TEMPERATURE = 1e-20
 
 
 class CpuSamplingOps:
-    """The functions of one loaded library. Rows may lie apart, their entries not.
+    """Logits may have any stride between positions, but must be contiguous in each.
 
     Args:
         notice: takes one line when the library has to be built first.
 
     Raises:
-        BuildError: there is none and it can't be built.
+        BuildError: it can't be built or loaded.
     """
 
     dtypes = (torch.float32, torch.bfloat16)
 
     def __init__(self, notice: Callable[[str], None]) -> None:
-        library = load_library(notice)
-        self._logsumexp = library.pagedbatch_log_normalisers
-        self._logsumexp.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 3 + [ctypes.c_int32] * 2
-        self._logsumexp.restype = None
-        self._draw = library.pagedbatch_draw
-        self._draw.argtypes, self._draw.restype = [ctypes.POINTER(Draw)], None
-        self._joint_topk = library.pagedbatch_rank
-        self._joint_topk.argtypes, self._joint_topk.restype = [ctypes.POINTER(Ranking)], None
+        self._library = load_kernels(notice)
 
     def max_batch_size(self, logits: Tensor) -> int:
         """See `SamplingOps.max_batch_size`."""
-        return max(1, _LOGITS_AT_ONCE // logits.shape[1])
+        return max(1, _MAX_LOGITS // logits.shape[1])
 
     def logsumexp(self, logits: Tensor) -> Tensor:
         """See `SamplingOps.logsumexp`.
 
         Raises:
-            ValueError: no rows that it can read.
+            ValueError: logits of another kind.
         """
-        _check_rows(logits)
-        normalisers = torch.empty(len(logits), dtype=torch.float32)
-        self._logsumexp(
+        _check_logits(logits)
+        output = torch.empty(len(logits), dtype=torch.float32)
+        self._library.pagedbatch_logsumexp(
             logits.data_ptr(),
-            normalisers.data_ptr(),
+            output.data_ptr(),
             *logits.shape,
             logits.stride(0),
             logits.dtype == torch.bfloat16,
             torch.get_num_threads(),
         )
-        return normalisers
+        return output
 
-    def draw(self, scores: Tensor, draws: Draws) -> Tensor:
+    def draw(self, logits: Tensor, draws: Draws) -> Tensor:
         """See `SamplingOps.draw`.
 
         Raises:
-            ValueError: no rows that it can read, or `draws` of another number of rows or points.
+            ValueError: logits of another kind, or `draws` for another number of positions or uniforms.
         """
-        _check_rows(scores)
-        num_rows, vocab_size = scores.shape
+        _check_logits(logits)
+        batch_size, vocab_size = logits.shape
         starts = np.concatenate([[0], np.cumsum(draws.counts)])
         lengths = {len(each) for each in (draws.temperatures, draws.top_k, draws.top_p, draws.min_p, draws.counts)}
-        if lengths != {num_rows} or len(draws.uniforms) != starts[-1]:
-            raise ValueError(f"draws for {sorted(lengths)} rows and {len(draws.uniforms)} points, {num_rows} rows")
-        # Named, so that they live until the call is over.
-        temperatures = _array([t and max(t, _LEAST_TEMPERATURE) for t in draws.temperatures], np.float32)
+        if lengths != {batch_size} or len(draws.uniforms) != starts[-1]:
+            raise ValueError(
+                f"draws for {sorted(lengths)} positions with {len(draws.uniforms)} uniforms, {batch_size} positions"
+            )
+        # In local variables, so that they live until the call returns.
+        temperatures = _array([t and max(t, _MIN_TEMPERATURE) for t in draws.temperatures], np.float32)
         top_k, top_p = _array(draws.top_k, np.int64), _array(draws.top_p, np.float64)
         min_p, starts = _array(draws.min_p, np.float32), _array(starts, np.int64)
-        points = _array(draws.uniforms, np.float64)
-        token_ids = torch.empty(len(points), dtype=torch.int64)
-        self._draw(
-            ctypes.byref(
-                Draw(
-                    scores=scores.data_ptr(),
-                    temperatures=temperatures.ctypes.data,
-                    top_k=top_k.ctypes.data,
-                    top_p=top_p.ctypes.data,
-                    min_p=min_p.ctypes.data,
-                    starts=starts.ctypes.data,
-                    points=points.ctypes.data,
-                    token_ids=token_ids.data_ptr(),
-                    num_rows=num_rows,
-                    size=vocab_size,
-                    stride=scores.stride(0),
-                    is_bfloat16=scores.dtype == torch.bfloat16,
-                    num_threads=torch.get_num_threads(),
-                )
-            )
+        uniforms = _array(draws.uniforms, np.float64)
+        token_ids = torch.empty(len(uniforms), dtype=torch.int64)
+        args = SampleArgs(
+            logits=logits.data_ptr(),
+            temperatures=temperatures.ctypes.data,
+            top_k=top_k.ctypes.data,
+            top_p=top_p.ctypes.data,
+            min_p=min_p.ctypes.data,
+            starts=starts.ctypes.data,
+            uniforms=uniforms.ctypes.data,
+            token_ids=token_ids.data_ptr(),
+            batch_size=batch_size,
+            vocab_size=vocab_size,
+            stride=logits.stride(0),
+            is_bfloat16=logits.dtype == torch.bfloat16,
+            num_threads=torch.get_num_threads(),
         )
+        self._library.pagedbatch_sample(args)
         return token_ids
 
     def joint_topk(
-        self, scores: Tensor, normalisers: Tensor, standing: Tensor, width: int, count: int
+        self, logits: Tensor, logsumexp: Tensor, cum_logprobs: Tensor, group_size: int, k: int
     ) -> tuple[Tensor, Tensor]:
-        """See `SamplingOps.joint_topk`. Of equals, the first are in the list, and come first.
+        """See `SamplingOps.joint_topk`. Ties go to the lower index.
 
         Raises:
-            ValueError: no rows that it can read, or the numbers don't fit each other.
+            ValueError: logits of another kind, or numbers that don't fit each other.
         """
-        _check_rows(scores)
-        num_rows, vocab_size = scores.shape
-        if num_rows % width or not 0 <= count <= width * vocab_size < 2**32:
-            raise ValueError(f"the {count} largest of each {width} of {num_rows} rows of {vocab_size}")
-        for each in (normalisers, standing):
-            if each.shape != (num_rows,) or each.dtype != torch.float32 or not each.is_contiguous():
-                raise ValueError(f"{each.dtype} {list(each.shape)} for {num_rows} rows")
-        sums = torch.empty((num_rows // width, count), dtype=torch.float32)
-        places = torch.empty(sums.shape, dtype=torch.int64)
-        if count:
-            self._joint_topk(
-                ctypes.byref(
-                    Ranking(
-                        scores=scores.data_ptr(),
-                        normalisers=normalisers.data_ptr(),
-                        standing=standing.data_ptr(),
-                        sums=sums.data_ptr(),
-                        places=places.data_ptr(),
-                        num_groups=num_rows // width,
-                        width=width,
-                        size=vocab_size,
-                        stride=scores.stride(0),
-                        count=count,
-                        is_bfloat16=scores.dtype == torch.bfloat16,
-                        num_threads=torch.get_num_threads(),
-                    )
-                )
-            )
-        return sums, places
+        _check_logits(logits)
+        batch_size, vocab_size = logits.shape
+        if batch_size % group_size or not 0 <= k <= group_size * vocab_size < 2**32:
+            raise ValueError(f"top {k} of groups of {group_size}, for {batch_size} positions of {vocab_size} logits")
+        scores = torch.empty((batch_size // group_size, k), dtype=torch.float32)
+        indices = torch.empty(scores.shape, dtype=torch.int64)
+        args = JointTopkArgs(
+            logits=logits.data_ptr(),
+            logsumexp=pointer(logsumexp, torch.float32, (batch_size,)),
+            cum_logprobs=pointer(cum_logprobs, torch.float32, (batch_size,)),
+            scores=scores.data_ptr(),
+            indices=indices.data_ptr(),
+            num_groups=batch_size // group_size,
+            group_size=group_size,
+            vocab_size=vocab_size,
+            stride=logits.stride(0),
+            k=k,
+            is_bfloat16=logits.dtype == torch.bfloat16,
+            num_threads=torch.get_num_threads(),
+        )
+        if k:
+            self._library.pagedbatch_joint_topk(args)
+        return scores, indices
 
 
 def _array(values: Sequence[float] | np.ndarray, dtype: type[np.generic]) -> np.ndarray:
     return np.ascontiguousarray(values, dtype)
 
 
-def _check_rows(rows: Tensor) -> None:
+def _check_logits(logits: Tensor) -> None:
     """
     Raises:
-        ValueError: it is another kind of tensor.
+        ValueError: logits of another kind.
     """
-    if rows.dtype not in CpuSamplingOps.dtypes or rows.dim() != 2 or rows.device.type != "cpu" or rows.shape[1] == 0:
-        raise ValueError(f"expected rows of float32 or bfloat16 on the CPU, got {rows.dtype} {list(rows.shape)}")
-    if rows.stride(1) != 1:
-        raise ValueError("entries of a row don't follow each other")
+    is_right = logits.dtype in CpuSamplingOps.dtypes and logits.device.type == "cpu"
+    if not is_right or logits.dim() != 2 or logits.shape[1] == 0 or logits.stride(1) != 1:
+        raise ValueError(
+            "expected float32 or bfloat16 logits [batch_size, vocab_size] on the CPU, contiguous in each position, "
+            f"got {logits.dtype} {list(logits.shape)} with strides {list(logits.stride())}"
+        )

@@ -1,148 +1,153 @@
-// The largest sums of joint rows: the most likely tokens of a row, or the best continuations of all beams of a group.
+// Joint top-k of log-probabilities: over one position's vocabulary, or over all beams of a group together.
 //
-// As in selection.py: the `count` largest lie in the spans with the `count` largest maxima, so that only entries no
-// smaller than the least of those maxima are ranked. Of equals, the first come first, whatever is read beside them.
+//   scores, indices [num_groups, k] = topk(logits - logsumexp + cum_logprobs) of each group_size neighbouring positions
+//
+// As in topk.py: the k largest entries lie in the k spans with the largest maxima, so only entries that reach the k-th
+// largest maximum are sorted. Ties go to the lower index. A group's result does not depend on the rest of the batch.
 
 #include <algorithm>
 #include <vector>
 
+#include "export.h"
 #include "token_probs.h"
 
 namespace pagedbatch {
 
-//! The arguments of `rank`, field by field those of `rows.Ranking` in Python.
-struct Ranking {
-  const void* scores;       // [num_groups * width, size], rows `stride` elements apart
-  const float* normalisers; // [num_groups * width]; a sum is a score less its row's normaliser,
-  const float* standing;    // [num_groups * width]; plus what its row stands at
-  float* sums;              // [num_groups, count], best first
-  int64_t* places;          // [num_groups, count], row in the group times `size` plus token id
-  int64_t num_groups, width, size, stride, count;
+struct JointTopkArgs {
+  const void* logits;         // [num_groups * group_size, vocab_size] of float or bfloat16, `stride` elements apart
+  const float* logsumexp;     // [num_groups * group_size], of each position
+  const float* cum_logprobs;  // [num_groups * group_size], of each position's beam so far
+  float* scores;              // [num_groups, k], best first
+  int64_t* indices;           // [num_groups, k], position in the group * vocab_size + token id
+  int64_t num_groups, group_size, vocab_size, stride;
+  int64_t k;  // 1 <= k <= group_size * vocab_size < 2^32
   int32_t is_bfloat16;
   int32_t num_threads;
 };
 
 namespace {
 
-constexpr int64_t LEAST_SPAN = 64;
-//! So many spans for each entry that is wanted: then few more than those wanted are ranked.
-constexpr int64_t SPANS_EACH = 32;
+constexpr int64_t MIN_SPAN = 64;
+//! Spans per result: with this many, few entries beyond the k results reach the threshold.
+constexpr int64_t SPANS_PER_RESULT = 32;
 
-//! The best `count` of what is offered, in little more room. Keys rise as sums fall, and places rise in them.
-class Best {
+//! Keeps the k best of the pushed entries, as keys that sort by falling score, then rising index.
+class TopkBuffer {
  public:
-  explicit Best(int64_t count) : count_(count) { keys_.reserve(room()); }
+  explicit TopkBuffer(int64_t k) : k_(k) { keys_.reserve(capacity()); }
 
-  void offer(float sum, uint32_t place) {
-    const uint64_t key = uint64_t(~ordered(sum)) << 32 | place;
+  void push(float score, uint32_t index) {
+    const uint64_t key = uint64_t(~to_ordered_bits(score)) << 32 | index;
     if (key >= worst_) return;
     keys_.push_back(key);
-    if (keys_.size() == room()) {
-      std::nth_element(keys_.begin(), keys_.begin() + count_ - 1, keys_.end());
-      keys_.resize(count_);
+    if (keys_.size() == capacity()) {
+      std::nth_element(keys_.begin(), keys_.begin() + k_ - 1, keys_.end());
+      keys_.resize(k_);
       worst_ = keys_.back();
     }
   }
 
-  //! Writes them best first; in the place of those that there are not, -inf at place 0.
-  void list(float* sums, int64_t* places) {
+  //! Writes them best first; if fewer than k were pushed, the rest is -inf at index 0.
+  void write_sorted(float* scores, int64_t* indices) {
     std::sort(keys_.begin(), keys_.end());
-    for (int64_t i = 0; i < count_; ++i) {
-      const bool is_there = i < int64_t(keys_.size());
-      sums[i] = is_there ? number(~uint32_t(keys_[i] >> 32)) : -INFINITE;
-      places[i] = is_there ? uint32_t(keys_[i]) : 0;
+    for (int64_t i = 0; i < k_; ++i) {
+      const bool exists = i < int64_t(keys_.size());
+      scores[i] = exists ? from_ordered_bits(~uint32_t(keys_[i] >> 32)) : -INF;
+      indices[i] = exists ? uint32_t(keys_[i]) : 0;
     }
   }
 
  private:
   static constexpr uint32_t SIGN = 0x80000000;
 
-  size_t room() const { return 2 * count_ + 64; }
+  size_t capacity() const { return 2 * k_ + 64; }
 
-  //! Bits that rise with the number. -0 is 0.
-  static uint32_t ordered(float value) {
+  //! Bits that sort as unsigned integers like the values themselves. -0 becomes 0.
+  static uint32_t to_ordered_bits(float value) {
     const uint32_t bits = bits_of(value + 0.0f);
     return bits & SIGN ? ~bits : bits | SIGN;
   }
 
-  static float number(uint32_t ordered) { return float_of(ordered & SIGN ? ordered & ~SIGN : ~ordered); }
+  static float from_ordered_bits(uint32_t bits) { return float_of(bits & SIGN ? bits & ~SIGN : ~bits); }
 
-  const int64_t count_;
+  const int64_t k_;
   uint64_t worst_ = std::numeric_limits<uint64_t>::max();
   std::vector<uint64_t> keys_;
 };
 
 template <class T>
-struct Ranker {
-  const Ranking& ranking;
-  const int64_t span, spans;          //!< tokens in each, spans in a row
-  std::vector<float> maxima;          //!< [num_groups * width, spans], of the sums; -inf where they are NaN
+struct JointTopk {
+  const JointTopkArgs& args;
+  const int64_t span_size, num_spans;  //!< tokens per span, spans per position
+  std::vector<float> maxima;           //!< [num_groups * group_size, num_spans] scores; -inf for NaN
 
-  explicit Ranker(const Ranking& from)
-      : ranking(from), span(choose_span(from)), spans((from.size + span - 1) / span),
-        maxima(from.num_groups * from.width * spans) {}
+  explicit JointTopk(const JointTopkArgs& args)
+      : args(args), span_size(choose_span(args)), num_spans((args.vocab_size + span_size - 1) / span_size),
+        maxima(args.num_groups * args.group_size * num_spans) {}
 
-  static int64_t choose_span(const Ranking& ranking) {
-    int64_t span = LEAST_SPAN;
-    while (ranking.width * (ranking.size / (2 * span)) >= SPANS_EACH * ranking.count) span *= 2;
+  static int64_t choose_span(const JointTopkArgs& args) {
+    int64_t span = MIN_SPAN;
+    while (args.group_size * (args.vocab_size / (2 * span)) >= SPANS_PER_RESULT * args.k) span *= 2;
     return span;
   }
 
-  const T* scores(int64_t row) const { return (const T*)ranking.scores + row * ranking.stride; }
+  const T* logits(int64_t position) const { return (const T*)args.logits + position * args.stride; }
 
-  float sum(int64_t row, float score) const { return (score - ranking.normalisers[row]) + ranking.standing[row]; }
+  float score(int64_t position, float logit) const {
+    return (logit - args.logsumexp[position]) + args.cum_logprobs[position];
+  }
 
-  void find_maxima(int64_t row) {
-    for (int64_t i = 0; i < spans; ++i) {
-      const float most = largest_of(scores(row) + i * span, std::min(span, ranking.size - i * span));
-      const float most_sum = sum(row, most);
-      maxima[row * spans + i] = most_sum == most_sum ? most_sum : -INFINITE;
+  void find_maxima(int64_t position) {
+    for (int64_t i = 0; i < num_spans; ++i) {
+      const int64_t size = std::min(span_size, args.vocab_size - i * span_size);
+      const float max_score = score(position, max_of(logits(position) + i * span_size, size));
+      maxima[position * num_spans + i] = max_score == max_score ? max_score : -INF;
     }
   }
 
-  void rank(int64_t group) {
-    const int64_t first_row = group * ranking.width, num_spans = ranking.width * spans;
-    const float* own = &maxima[first_row * spans];
-    float least = -INFINITE;
-    if (ranking.count <= num_spans) {
-      std::vector<float> order(own, own + num_spans);
-      std::nth_element(order.begin(), order.begin() + ranking.count - 1, order.end(), std::greater<float>());
-      least = order[ranking.count - 1];
+  void select(int64_t group) {
+    const int64_t first = group * args.group_size, group_spans = args.group_size * num_spans;
+    const float* group_maxima = &maxima[first * num_spans];
+    float threshold = -INF;
+    if (args.k <= group_spans) {
+      std::vector<float> order(group_maxima, group_maxima + group_spans);
+      std::nth_element(order.begin(), order.begin() + args.k - 1, order.end(), std::greater<float>());
+      threshold = order[args.k - 1];
     }
-    Best best(ranking.count);
-    for (int64_t i = 0; i < num_spans; ++i) {
-      if (own[i] < least) continue;
-      const int64_t row = i / spans, begin = i % spans * span, end = std::min(ranking.size, begin + span);
+    TopkBuffer best(args.k);
+    for (int64_t i = 0; i < group_spans; ++i) {
+      if (group_maxima[i] < threshold) continue;
+      const int64_t position = i / num_spans, begin = i % num_spans * span_size;
+      const int64_t end = std::min(args.vocab_size, begin + span_size);
       for (int64_t token = begin; token < end; ++token) {
-        const float value = sum(first_row + row, to_float(scores(first_row + row)[token]));
-        if (value >= least) best.offer(value, row * ranking.size + token);
+        const float value = score(first + position, to_float(logits(first + position)[token]));
+        if (value >= threshold) best.push(value, position * args.vocab_size + token);
       }
     }
-    best.list(ranking.sums + group * ranking.count, ranking.places + group * ranking.count);
+    best.write_sorted(args.scores + group * args.k, args.indices + group * args.k);
   }
 };
 
 template <class T>
-void rank(const Ranking& ranking) {
-  Ranker<T> ranker(ranking);
-  const int64_t num_rows = ranking.num_groups * ranking.width;
-#pragma omp parallel num_threads(ranking.num_threads) if (num_rows > 1)
+void joint_topk(const JointTopkArgs& args) {
+  JointTopk<T> topk(args);
+  const int64_t num_positions = args.num_groups * args.group_size;
+#pragma omp parallel num_threads(args.num_threads) if (num_positions > 1)
   {
 #pragma omp for schedule(static)
-    for (int64_t row = 0; row < num_rows; ++row) ranker.find_maxima(row);
+    for (int64_t position = 0; position < num_positions; ++position) topk.find_maxima(position);
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t group = 0; group < ranking.num_groups; ++group) ranker.rank(group);
+    for (int64_t group = 0; group < args.num_groups; ++group) topk.select(group);
   }
 }
 
 }  // namespace
 }  // namespace pagedbatch
 
-//! `count` is at least 1 and at most width * size, which is below 2^32.
-extern "C" void pagedbatch_rank(const pagedbatch::Ranking* ranking) {
-  if (ranking->is_bfloat16) {
-    pagedbatch::rank<pagedbatch::BFloat16>(*ranking);
-  } else {
-    pagedbatch::rank<float>(*ranking);
-  }
+using namespace pagedbatch;
+
+PAGEDBATCH_EXPORT_SIZE(JointTopkArgs)
+
+extern "C" void pagedbatch_joint_topk(const JointTopkArgs* args) {
+  dispatch_dtype(args->is_bfloat16, [=](auto t) { joint_topk<decltype(t)>(*args); });
 }
