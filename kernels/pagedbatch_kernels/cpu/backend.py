@@ -139,9 +139,8 @@ class CpuBackend:
             is_bfloat16=query.dtype == torch.bfloat16,
             num_threads=torch.get_num_threads(),
         )
-        shared = batch.shared_prefixes
-        # With a window that cuts into the prefix, each sequence attends to another part of it.
-        if shared is not None and (sliding_window is None or sliding_window >= batch.max_seq_len):
+        shared = batch.prefixes_for(sliding_window)
+        if shared is not None:
             _add_prefixes(args, shared)
         self._library.pagedbatch_attention(args)
         return output
