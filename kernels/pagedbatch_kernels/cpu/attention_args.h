@@ -43,7 +43,7 @@ struct WorkItem {
   int begin, end;               //!< keys [begin, end) of the sequence; none after the query token itself
   bool loads_state;             //!< continues from the softmax state that an earlier item stored
   bool stores_state;            //!< stores its softmax state for a later item, and writes no output
-  int kv_head, num_kv_heads;
+  int kv_head = 0, num_kv_heads = 0;
 };
 
 }  // namespace pagedbatch

@@ -141,8 +141,7 @@ class AttentionTile {
     }
   }
 
-  //! N rows by the chunk: scores, softmax, weighted values; only over registers of keys that some of the rows attend
-  //! to.
+  //! N rows by the chunk: scores, softmax, weighted values. Skips registers of keys that no row attends to.
   template <int N>
   void attend_rows(int row, const TokenLocations& tokens) {
     const int first = first_visible(row, tokens), last = last_visible(row + N - 1, tokens);

@@ -24,11 +24,7 @@ from pathlib import Path
 from pagedbatch_kernels.cpu.compiler import CompilerError, run_compiler
 from pagedbatch_kernels.cpu.library_cache import add, find, why_unsafe
 
-SOURCES = ("attention.cpp", "cache.cpp", "gemm.cpp", "norm_rope.cpp", "sampling.cpp", "topk.cpp")
-HEADERS = (
-    *("attention_args.h", "attention_tile.h", "export.h", "kv_chunk.h", "layer_cache.h", "pack_chunk.h"),
-    *("packed_pairs.h", "token_locations.h", "token_probs.h", "vec.h"),
-)
+_FOLDER = Path(__file__).parent
 #: A compiler that takes longer is killed.
 TIME_LIMIT_SECONDS = 60.0
 #: No -ffast-math, and no contraction: see vec.h.
@@ -76,8 +72,7 @@ def default_folder() -> Path:
 
 def library_stem() -> str:
     """The beginning of the library's file name: a hash of the sources, the flags and this CPU's features."""
-    here = Path(__file__).parent
-    parts = [(here / name).read_bytes() for name in (*SOURCES, *HEADERS)]
+    parts = [path.read_bytes() for path in sorted([*_FOLDER.glob("*.cpp"), *_FOLDER.glob("*.h")])]
     # A home folder can be shared by machines with different CPUs.
     parts += [" ".join(_flags()).encode(), _cpu_features().encode()]
     key = sha256(b"\0".join(parts)).hexdigest()[:32]
@@ -135,11 +130,10 @@ def _build(folder: Path, stem: str, tell: Callable[[str], None]) -> Path:
     attempt = (folder / stem, tuple(compiler))
     if attempt in _failed:
         raise BuildError(_failed[attempt])
-    here = Path(__file__).parent
     tell(" ".join(compiler))
     with tempfile.TemporaryDirectory(dir=folder) as work:
         made = Path(work) / f"{stem}.so"
-        command = [*compiler, *_flags(), *(str(here / name) for name in SOURCES), "-o", str(made)]
+        command = [*compiler, *_flags(), *map(str, sorted(_FOLDER.glob("*.cpp"))), "-o", str(made)]
         try:
             run_compiler(command, TIME_LIMIT_SECONDS)
             _load(made)  # a library that can't be loaded must not be kept
