@@ -23,7 +23,7 @@ from pagedbatch.step import ModelRunnerOutput, SchedulerOutput
 
 DEVICE = torch.device("cuda")
 #: Sharing pays always, as far as these say.
-FREE = PrefixCosts(queries_per_kv=1, row_tile=1, group_tile=64, reread=1.0, merge=0.0, launch=0.0)
+FREE = PrefixCosts(queries_per_kv=1, plain_tile=1, shared_tile=64, reread=1.0, merge=0.0, launch=0.0)
 
 
 class LateStream:
