@@ -2,10 +2,10 @@
 
     python benchmarks/mutate.py pagedbatch/engine/beam_search.py tests/test_beam_search.py tests/test_diverse_beams.py
 
-Each mutation changes one place of the module's syntax tree: a comparison, an operator, a condition, a constant, `min` for
-`max`, or a statement that is dropped. The tests run against a temporary copy of the packages, so that the working tree is
-never touched. A mutation survives when all tests pass; one that runs into the time limit counts as noticed. Survivors are
-printed as `file:line: mutation`: each is a test that is missing, or a change that makes no difference.
+Each mutation changes one place of the module's syntax tree: a comparison, an operator, a condition, a constant, `min`
+for `max`, or a statement that is dropped. The tests run against a temporary copy, the working tree is never touched. A
+mutation survives when all tests pass; one that runs into the time limit counts as noticed. Survivors are printed as
+`file:line: mutation`: each is a test that is missing, or a change that makes no difference.
 """
 
 from __future__ import annotations

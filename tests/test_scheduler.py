@@ -116,7 +116,7 @@ def test_a_group_wider_than_a_budget_runs_alone(budget: dict[str, Any]) -> None:
 def take_all_blocks(run: FakeRun) -> None:
     """As if a row that nobody may preempt held them."""
     blocks = run.engine.scheduler.blocks
-    blocks.open(-1, 99, [])
+    blocks.create_table(-1, 99, [])
     blocks.extend(-1, 0, blocks.pool.num_available * blocks.block_size)
 
 

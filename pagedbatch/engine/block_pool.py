@@ -69,7 +69,7 @@ class BlockPool:
         self.ref_count[block_id] = 1
         return block_id
 
-    def share(self, block_id: int) -> None:
+    def touch(self, block_id: int) -> None:
         """One more owner for a live block, or the first one again for a cached block."""
         count = self.ref_count[block_id]
         if count == 0:
