@@ -45,6 +45,20 @@ def test_the_others_are_answered() -> None:
     assert [run.outputs[row].error for row in (0, 2)] == [None, None]
 
 
+def test_the_last_token_takes_no_slot() -> None:
+    """Its K/V are never computed: a prompt of 4 and 5 new tokens fill two blocks of 4."""
+    config = EngineConfig(num_blocks=2, block_size=4)
+    assert refusal(config, request(0, 4, max_tokens=5)) is None
+    assert "needs 3 KV blocks" in (refusal(config, request(0, 4, max_tokens=6)) or "")
+    assert fake_run([request(0, 4, max_tokens=5, ignore_eos=True)], num_blocks=2).outputs[0].error is None
+
+
+def test_a_row_that_computes_nothing_is_never_refused() -> None:
+    row = request(0, 100, max_tokens=0)
+    assert row.computes_nothing
+    assert refusal(EngineConfig(num_blocks=1, block_size=4), row) is None
+
+
 @pytest.mark.parametrize("block_size", [1, 4])
 def test_thousands_of_samples_take_turns_in_a_small_pool(block_size: int) -> None:
     run = fake_run([request(0, 4, n=3000, max_tokens=3)], num_blocks=64, block_size=block_size, max_num_seqs=4)
@@ -88,7 +102,7 @@ class WindowRunner(FakeRunner):
     block_size=st.integers(1, 5),
     max_num_batched_tokens=st.integers(1, 12),
 )
-@example(prompt_len=40, params={}, max_tokens=1, window=4, block_size=4, max_num_batched_tokens=4)
+@example(prompt_len=40, params={}, max_tokens=1, window=4, block_size=4, max_num_batched_tokens=3)
 def test_a_row_runs_in_the_fewest_blocks_that_admit_it(
     prompt_len: int, params: dict[str, Any], max_tokens: int, window: int, block_size: int, max_num_batched_tokens: int
 ) -> None:

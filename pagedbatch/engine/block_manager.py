@@ -1,6 +1,6 @@
 """Block tables: which blocks each sequence owns, on the device or swapped to the host, and who shares them.
 
-Knows token ids only to recognise equal prefixes. Methods either ask (and change nothing) or act.
+Token ids only serve to recognise equal prefixes. Methods either ask (and change nothing) or act.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The blocks of one memory: who is free, live or cached, and how often each is referenced.
 
-Knows nothing about sequences or tokens. Every operation is O(1); the counts never need a scan.
+Every operation is O(1); the counts never need a scan.
 """
 
 from __future__ import annotations

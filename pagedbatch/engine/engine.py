@@ -1,4 +1,4 @@
-"""The engine: requests in, finished outputs out, one step at a time. Knows the runner only by its protocol."""
+"""The engine: requests in, finished outputs out, one step at a time. The runner is a protocol with one method."""
 
 from __future__ import annotations
 

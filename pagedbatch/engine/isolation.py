@@ -1,4 +1,4 @@
-"""Which row is to blame when a step fails: its groups are tried again, fewer at a time. Knows no runner's insides.
+"""Finds the request that makes a step fail: its groups are tried again, fewer at a time.
 
 A failed step drew nothing, and no K/V that it touched is trusted: its groups compute them again, so that no output
 changes. While groups are on trial the rest holds still. A trial that fails is split into halves; a group that fails

@@ -1,4 +1,4 @@
-"""Who computes which tokens in the next step, in which blocks. Knows no tensors, no text and no files.
+"""Decides which sequences compute which tokens in the next step, in which blocks.
 
 One rule covers prefill, chunked prefill, decoding and resuming: a sequence wants the tokens whose K/V are missing; when
 a step closes the gap of every sequence of a group, the group draws its next tokens. There are no phases.
@@ -157,10 +157,10 @@ class Scheduler:
 
     def describe(self) -> str:
         """The state in one line, for error messages."""
-        c = self.blocks.counts()
+        states = ", ".join(f"{count} {state}" for state, count in self.blocks.counts().by_state.items())
         return (
             f"{len(self.running)} groups running ({self.num_running_sequences} sequences), {self.num_waiting} waiting; "
-            f"blocks: {c.private} private, {c.shared} shared, {c.cached} cached, {c.free} free; "
+            f"blocks: {states}; "
             f"swap blocks free: {self.blocks.swap_pool.num_free}"
         )
 

@@ -1,4 +1,4 @@
-"""What a step's sequences are computed for: tokens to draw, beams to rank, prompts to score."""
+"""Adds the tasks of a step: tokens to sample, beams to rank, prompt tokens to score."""
 
 from __future__ import annotations
 
