@@ -53,6 +53,13 @@ def test_the_last_token_takes_no_slot() -> None:
     assert fake_run([request(0, 4, max_tokens=5, ignore_eos=True)], num_blocks=2).outputs[0].error is None
 
 
+@pytest.mark.parametrize(("n", "num_blocks"), [(1, 10), (3, 18)])
+def test_under_a_window_neither_prompt_nor_output_sets_the_bound(n: int, num_blocks: int) -> None:
+    """Two windows' worth of the prompt, as a step computes one at once, and one of each tail, with two borders each."""
+    config = EngineConfig(num_blocks=num_blocks, block_size=4, window=8, max_num_batched_tokens=8)
+    assert refusal(config, request(0, 400, n=n, max_tokens=300)) is None
+
+
 def test_a_row_that_computes_nothing_is_never_refused() -> None:
     row = request(0, 100, max_tokens=0)
     assert row.computes_nothing
