@@ -121,8 +121,8 @@ class LateRunner(FakeRunner):
         if step.samples or step.beams:
             self._stream.wait()
         return ModelRunnerOutput(
-            samples=[self._draw(task, read[task.row]) for task in step.samples],
-            beams=[self._rank(task, [read[row] for row in task.rows]) for task in step.beams],
+            samples=[self._draw(task, read[task.seq_index]) for task in step.samples],
+            beams=[self._rank(task, [read[row] for row in task.seq_indices]) for task in step.beams],
         )
 
     def _forward(self, batch: InputBatch, needed: list[int]) -> list[tuple[int | None, ...]]:

@@ -47,7 +47,7 @@ class RecordingRunner(ModelRunner):
     def _recorded(self, batch: InputBatch) -> Tensor:
         logits = self._forward_of_step(batch)
         for task, row in zip(self._step.samples, logits, strict=True):
-            scheduled = self._step.sequences[task.row]
+            scheduled = self._step.sequences[task.seq_index]
             length = scheduled.context_len + len(scheduled.token_ids)
             self.seen.setdefault((length, task.sample_indices), row.clone())
         return logits

@@ -47,6 +47,24 @@ def test_the_better_level_of_nested_prefixes_is_taken() -> None:
     assert decoding(samples, FREE) == (PrefixGroup(0, 8, 100),)
 
 
+def test_a_sequence_without_the_prefix_parts_a_group() -> None:
+    prefix = [1, 2, 3]
+    tables = [[*prefix, 10], [*prefix, 11], [7, 8, 9, 12], [*prefix, 13], [*prefix, 14], [*prefix, 15]]
+    assert decoding(tables, FREE) == (PrefixGroup(0, 2, 3), PrefixGroup(3, 3, 3))
+
+
+def test_what_a_longer_prefix_leaves_over_shares_the_shorter_one() -> None:
+    """Before it, behind it and between two of them; a sequence alone in a gap shares nothing."""
+    system = [1, 2]
+    plain = iter([*system, 100 + number] for number in range(10))
+    deep = [[*system, 10, 11, 12, 13, 20 + number] for number in range(4)]
+    other = [[*system, 30, 31, 32, 33, 40 + number] for number in range(4)]
+    around = [next(plain), next(plain), *deep, next(plain), next(plain), next(plain)]
+    assert decoding(around, FREE) == (PrefixGroup(0, 2, 2), PrefixGroup(2, 4, 6), PrefixGroup(6, 3, 2))
+    between = [*deep, next(plain), next(plain), *other, next(plain)]
+    assert decoding(between, FREE) == (PrefixGroup(0, 4, 6), PrefixGroup(4, 2, 2), PrefixGroup(6, 4, 6))
+
+
 def test_only_blocks_before_the_step_are_shared() -> None:
     tables = [[1, 2, 3], [1, 2, 3]]
     assert find_prefix_groups(tables, [1, 16], [47, 32], 16, FREE) == (PrefixGroup(0, 2, 2),)

@@ -227,11 +227,11 @@ def test_ranks_equal_brute_force() -> None:
     logits = normal(7, 300)
     tasks = [beam_task(range(4), 8), beam_task(range(4, 7), 9)]
     for result, ranked in zip(rank(logits, tasks), tasks, strict=True):
-        logprobs = logits[list(ranked.rows)].double().log_softmax(-1)
+        logprobs = logits[list(ranked.seq_indices)].double().log_softmax(-1)
         everything = sorted(
             (
                 (ranked.scores[parent] + float(logprobs[parent, token_id]), parent, token_id)
-                for parent, token_id in itertools.product(range(len(ranked.rows)), range(300))
+                for parent, token_id in itertools.product(range(len(ranked.seq_indices)), range(300))
             ),
             reverse=True,
         )[: ranked.num_candidates]
@@ -273,7 +273,7 @@ def test_beams_beside_samples_and_a_group_that_is_no_numbers() -> None:
     logits[5, 0] = math.nan
     drawn, ranked = Sampler(EOS, OPS)(logits, step(samples, groups))
     assert drawn == sample(logits[:2], samples)
-    assert ranked[0] == rank(logits[2:4], [replace(groups[0], rows=range(2))])[0]
+    assert ranked[0] == rank(logits[2:4], [replace(groups[0], seq_indices=range(2))])[0]
     assert ranked[0].top_logprobs is not None
     assert [len(top) for top in ranked[0].top_logprobs] == [2, 2]
     assert (ranked[0].error, ranked[1].error) == (None, NOT_NUMBERS)

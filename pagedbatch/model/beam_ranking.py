@@ -51,7 +51,7 @@ def beam_passes(
 
 def _shape(task: BeamTask) -> tuple[int, int]:
     """Tasks that agree in this are ranked in one pass."""
-    return len(task.rows), task.num_candidates
+    return len(task.seq_indices), task.num_candidates
 
 
 def _rank(
@@ -62,7 +62,7 @@ def _rank(
     Args:
         logits: [num_tasks * width, vocab_size].
     """
-    num_tasks, width, vocab_size = len(tasks), len(tasks[0].rows), logits.shape[1]
+    num_tasks, width, vocab_size = len(tasks), len(tasks[0].seq_indices), logits.shape[1]
     scores = readable(logits, ops)
     normalisers = ops.logsumexp(scores)
     are_numbers = torch.isfinite(normalisers).view(num_tasks, width).all(dim=1)
@@ -107,14 +107,16 @@ def _rank(
 
 def _counts(tasks: list[BeamTask], mode: str) -> list[int | None]:
     """How many likely tokens of this mode each row's request wants."""
-    return [task.params.logprobs if task.params.logprobs_mode == mode else None for task in tasks for _ in task.rows]
+    return [
+        task.params.logprobs if task.params.logprobs_mode == mode else None for task in tasks for _ in task.seq_indices
+    ]
 
 
 def _process(tasks: list[BeamTask], logprobs: Tensor, eos_token_ids: frozenset[int]) -> None:
     """Applies every control to the log-probabilities of all beams, in place."""
     first = 0
     for task in tasks:
-        rows = range(first, first + len(task.rows))
+        rows = range(first, first + len(task.seq_indices))
         first = rows.stop
         if changes_scores(task.params, task.position):
             histories: list[History] | list[None] = task.histories or [None] * len(rows)
