@@ -74,7 +74,7 @@ def search(runner: Any, lengths: list[tuple[list[int], int]], num_beams: int) ->
 
 def saved(account: MemoryAccount) -> float:
     memory = account.memory()
-    return 1 - float(memory["mean_live_blocks"] / memory["mean_logical_blocks"])
+    return 1 - memory.mean_live_blocks / memory.mean_logical_blocks
 
 
 def ancestors(recorder: Recorder, distance: int) -> str:

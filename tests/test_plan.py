@@ -64,8 +64,8 @@ def memory_of_run(settings: dict[str, Any]) -> dict[str, Any]:
     ui = Ui(notice=lambda _: None, open_view=lambda *_: SilentView())
     result = run_job(merge(settings, {}), ui)
     assert result.exit_code == 0
-    memory: dict[str, Any] = result.stats["memory"]
-    return memory
+    assert result.stats.memory is not None
+    return result.stats.memory.to_json()
 
 
 @pytest.mark.parametrize("job", ["greedy", "samples", "few-shot"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +11,7 @@ import typer
 from pagedbatch.cli.terminal import say
 from pagedbatch.errors import UsageError
 from pagedbatch.printable import printable_values
+from pagedbatch.stats.schema import Setting
 
 _REQUESTS = "Requests"
 _ENGINE = "Engine, as in `run`"
@@ -121,7 +121,7 @@ def simulate(
 
     from pagedbatch.cli.simulated_pool import KVShape, num_pool_blocks, pool_shape
     from pagedbatch.config import EngineConfig
-    from pagedbatch.output.durable import write_atomically
+    from pagedbatch.output.stats_file import write_stats
     from pagedbatch.report.details import details
     from pagedbatch.report.summary import summary
     from pagedbatch.tools.simulate.lengths import parse_log_normal
@@ -172,7 +172,7 @@ def simulate(
     found = simulate(scripted, config, block_bytes=shape.token_bytes * block_size, seed=seed)
     stats = simulation_stats(found, _settings(context, {"num_blocks": blocks, "max_model_len": config.max_model_len}))
     if output is not None:
-        write_atomically(output, [json.dumps(stats).encode(), b"\n"])
+        write_stats(output, stats)
     console = Console()
     shown = printable_values(stats)
     summary(shown, console)
@@ -187,16 +187,15 @@ def simulate(
     return 3 if found.num_error else 0
 
 
-def _settings(context: typer.Context, used: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Each setting's value and source, and what those came to that were left open."""
-    settings: dict[str, dict[str, Any]] = {}
+def _settings(context: typer.Context, used: dict[str, Any]) -> dict[str, Setting]:
+    """Each setting's value and source, and what those stood for that were left open."""
+    settings = {}
     for name, value in context.params.items():
         source = context.get_parameter_source(name)
         given = source is not None and source.name == "COMMANDLINE"
-        settings[name] = {
-            "value": str(value) if isinstance(value, Path) else value,
-            "source": "command line" if given else "default",
-        }
-        if name in used:
-            settings[name]["used"] = used[name]
+        settings[name] = Setting(
+            value=str(value) if isinstance(value, Path) else value,
+            source="command line" if given else "default",
+            used=used.get(name),
+        )
     return settings

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pagedbatch.errors import RunError
+from pagedbatch.output.stats_file import read_stats
 from pagedbatch.tools.bench.processes import run_python
 from pagedbatch.tools.bench.workload import BenchJob
 
@@ -37,24 +37,25 @@ def run_ours(job: BenchJob, prompts: Path, num_prompts: int, flags: Mapping[str,
         elif value is not None and value is not False:
             arguments += [flag, str(value)]
     cost = run_python(arguments, f"pagedbatch run ({job.name})")
-    stats = json.loads(output.with_suffix(".stats.json").read_text(encoding="utf-8"))
-    throughput, memory = stats["throughput"], stats["memory"]
+    stats = read_stats(output.with_suffix(".stats.json"))
+    throughput, memory = stats.throughput, stats.memory
+    assert memory is not None
     expected = num_prompts * job.n * job.max_tokens
-    if throughput["output_tokens"] != expected:
+    if throughput.output_tokens != expected:
         raise RunError(
-            f"{job.name}: {throughput['output_tokens']} tokens were written, not {expected}: a prompt leaves less room "
+            f"{job.name}: {throughput.output_tokens} tokens were written, not {expected}: a prompt leaves less room "
             "than --max-tokens in the model's context, or the pool is too small for a row"
         )
     return {
         "output_tokens": expected,
-        "prompt_tokens": throughput["prompt_tokens"],
-        "seconds": throughput["seconds"],
-        "startup_seconds": round(cost.seconds - throughput["seconds"], 3),
-        "tokens_per_second": throughput["output_tokens_per_second"],
+        "prompt_tokens": throughput.prompt_tokens,
+        "seconds": throughput.seconds,
+        "startup_seconds": round(cost.seconds - throughput.seconds, 3),
+        "tokens_per_second": throughput.output_tokens_per_second,
         "peak_bytes": cost.peak_bytes,
-        "pool_bytes": memory["num_blocks"] * memory["block_bytes"],
-        "pool_bytes_used": memory["peak_live_blocks"] * memory["block_bytes"],
-        "sharing_saving": memory["sharing_saving"],
-        "time": stats["time"],
-        "used": {name: stats["settings"][name]["used"] for name in ("attention", "forward", "device", "dtype")},
+        "pool_bytes": memory.pool_bytes,
+        "pool_bytes_used": memory.peak_live_blocks * memory.block_bytes,
+        "sharing_saving": memory.sharing_saving,
+        "time": stats.time.parts(),
+        "used": {name: stats.settings[name].used for name in ("attention", "forward", "device", "dtype")},
     }

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pagedbatch.config import EngineConfig
 from pagedbatch.sequence import Request
+from pagedbatch.stats.schema import Contiguous
 from pagedbatch.tools.plan.outcomes import Supposition
 from pagedbatch.tools.simulate.simulate import simulate
 
@@ -37,7 +37,7 @@ class Forecast:
     kv_used: float | None
     prefix_hits: float
     preemptions: int
-    contiguous: dict[str, Any]
+    contiguous: Contiguous
 
     @property
     def slots_a_sequence(self) -> float:
@@ -50,24 +50,24 @@ def forecast(requests: Sequence[Request], supposition: Supposition, config: Engi
     """Runs the requests through the real scheduler and pool, their outputs as long as supposed."""
     found = simulate(supposition.script(requests), config, block_bytes=block_bytes)
     memory = found.account.memory()
-    cache = memory["prefix_cache"]
+    cache = memory.prefix_cache
     num_outputs = sum(request.params.n for request in requests)
     return Forecast(
         outputs=supposition.name,
         mean_output_tokens=round(found.output_tokens / num_outputs, 2),
         block_size=config.block_size,
         num_blocks=config.num_blocks,
-        peak_live_blocks=memory["peak_live_blocks"],
-        mean_live_blocks=memory["mean_live_blocks"],
-        peak_running_sequences=memory["peak_running_sequences"],
-        mean_running_sequences=memory["mean_running_sequences"],
+        peak_live_blocks=memory.peak_live_blocks,
+        mean_live_blocks=memory.mean_live_blocks,
+        peak_running_sequences=memory.peak_running_sequences,
+        mean_running_sequences=memory.mean_running_sequences,
         peak_running_rows=found.peak_groups,
         mean_running_rows=round(found.mean_groups, 6),
-        sharing_saving=memory["sharing_saving"],
-        kv_used=memory["kv_used"],
-        prefix_hits=round(cache["hit_tokens"] / cache["queried_tokens"], 6) if cache["queried_tokens"] else 0.0,
-        preemptions=sum(memory["preemptions"].values()),
-        contiguous=memory["contiguous"],
+        sharing_saving=memory.sharing_saving,
+        kv_used=memory.kv_used,
+        prefix_hits=round(cache.hit_tokens / cache.queried_tokens, 6) if cache.queried_tokens else 0.0,
+        preemptions=memory.preemptions.swap + memory.preemptions.recompute,
+        contiguous=memory.contiguous,
     )
 
 

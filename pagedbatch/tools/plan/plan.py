@@ -14,6 +14,7 @@ from pagedbatch.run.open import open_input, open_job
 from pagedbatch.run.startup import engine_config
 from pagedbatch.sequence import Request
 from pagedbatch.settings import RunSettings
+from pagedbatch.stats.schema import Setting
 from pagedbatch.tools.plan.advice import Advice, advise, best_block_size, blocks_wanted
 from pagedbatch.tools.plan.forecast import Forecast, ample, by_block_size, forecast
 from pagedbatch.tools.plan.outcomes import suppositions
@@ -42,7 +43,7 @@ class Outlook:
 class Plan:
     """What a run would need. `outlook` is None where no row can run."""
 
-    settings: dict[str, dict[str, Any]]
+    settings: dict[str, Setting]
     rows: RowsFound
     sizes: Sizes
     outlook: Outlook | None
@@ -60,7 +61,7 @@ class Plan:
         prompts = None if self.rows.prompts is None else asdict(self.rows.prompts)
         outlook = {} if self.outlook is None else asdict(self.outlook)
         return {
-            "settings": self.settings,
+            "settings": {name: setting.to_json() for name, setting in self.settings.items()},
             "versions": versions(),
             "rows": rows,
             "prompts": prompts,

@@ -86,7 +86,7 @@ def _prompts(prompts: PromptTable) -> Table:
 
 def _memory(plan: Plan) -> Table:
     sizes = plan.sizes
-    origin = next((flag for name, flag in _POOL_FROM.items() if plan.settings[name]["value"] is not None), None)
+    origin = next((flag for name, flag in _POOL_FROM.items() if plan.settings[name].value is not None), None)
     pool = f"{plural(sizes.num_blocks, 'block')}, {size(sizes.pool_bytes)}"
     pool += f", by {origin}" if origin else f", of {size(sizes.free_bytes)} free here"
     table = Table(box=None, padding=(0, 0, 0, 2), show_header=False)

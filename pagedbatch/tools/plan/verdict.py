@@ -79,12 +79,12 @@ def compare_schemes(expected: Forecast) -> list[Scheme]:
     return [paged] + [
         Scheme(
             name,
-            num_slots / use["room"] if use["room"] else None,
-            use["used"] if use["replayed"] else None,
-            use["mean_sequences"],
-            use["room"],
+            num_slots / use.room if use.room else None,
+            use.used if use.replayed else None,
+            use.mean_sequences,
+            use.room or 0.0,
         )
-        for name, use in expected.contiguous.items()
+        for name, use in expected.contiguous.schemes().items()
     ]
 
 
