@@ -5,8 +5,8 @@
 Sections 2.2 and 6.3: figure 2 (where contiguous memory goes) and figure 15 (what sharing saves, OPT-13B). The paper
 gives the means of its traces' lengths, not their spread, so that ours is drawn: log-normal, every sample as long as its
 request, all requests there from the start. With MODEL, beams are searched by it as well, on real prompts.
-Prints a table in Markdown; kept out of the tests for its length (minutes): `test_simulation.py` and `test_genealogy.py`
-hold what must be true.
+Prints a table in Markdown. It takes minutes, so no test runs it: `test_simulate.py` and `test_length_runner.py` test what
+must be true.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import Any
 
 from pagedbatch.config import EngineConfig
 from pagedbatch.stats.schema import Memory
-from pagedbatch.tools.simulate.lengths import log_normal
 from pagedbatch.tools.simulate.simulate import simulate
-from pagedbatch.tools.simulate.trace import SampleLengths, script_trace
+from pagedbatch.tools.simulate.trace import SampleLengths, log_normal, script_trace
 
 ALPACA, SHAREGPT = (19.31, 58.45), (161.31, 337.99)
 #: Of the logarithm of the lengths: what brings the paper's own figures about.

@@ -1,4 +1,4 @@
-"""`pagedbatch bench`: our command against Hugging Face's `generate` on this box. Knows no engine."""
+"""`pagedbatch bench`: `pagedbatch run` against Hugging Face's `generate` on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pagedbatch plan`: the flags of a run, and what that run would need. Knows no engine and no file of rows."""
+"""`pagedbatch plan`: the flags of a run, and what that run would need."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def plan(
                 expect_tokens=expect_tokens,
                 simulated_rows=simulate_rows,
                 notice=say,
-                tell=status.update,
+                show_progress=status.update,
             )
     except KeyboardInterrupt:
         say("interrupted: nothing was written")

@@ -124,10 +124,8 @@ def simulate(
     from pagedbatch.output.stats_file import write_stats
     from pagedbatch.report.details import details
     from pagedbatch.report.summary import summary
-    from pagedbatch.tools.simulate.lengths import parse_log_normal
-    from pagedbatch.tools.simulate.simulate import simulate
-    from pagedbatch.tools.simulate.stats import simulation_stats
-    from pagedbatch.tools.simulate.trace import SampleLengths, script_trace
+    from pagedbatch.tools.simulate.simulate import simulate, simulation_stats
+    from pagedbatch.tools.simulate.trace import SampleLengths, parse_log_normal, script_trace
     from pagedbatch.tools.simulate.trace_file import TraceColumns, read_trace
     from pagedbatch.wording import plural
 
@@ -180,8 +178,8 @@ def simulate(
     if found.num_cut:
         cut = plural(found.num_cut, "request was", "requests were")
         say(f"{cut} cut to the context of {config.max_model_len} tokens")
-    if found.num_lifted:
-        say(f"{plural(found.num_lifted, 'request')} had a length of 0: it was taken as 1")
+    if found.num_clamped:
+        say(f"{plural(found.num_clamped, 'request')} had a length of 0: it was taken as 1")
     if found.num_error:
         say(f"{found.num_error} requests could not run; the first: {found.first_error}")
     return 3 if found.num_error else 0

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from pagedbatch.config import EngineConfig
-from pagedbatch.tools.simulate.lengths import RequestLengths, fit, log_normal
 from pagedbatch.tools.simulate.simulate import Simulated, simulate
-from pagedbatch.tools.simulate.trace import SampleLengths, script_trace
+from pagedbatch.tools.simulate.trace import RequestLengths, SampleLengths, log_normal, script_trace, truncate
 
 ALPACA = (19.31, 58.45, 1.0)
 SHAREGPT = (161.31, 337.99, 0.65)
@@ -95,6 +94,6 @@ def test_a_pool_too_small_for_a_request_fails_that_one() -> None:
 
 def test_lengths_are_cut_to_the_context() -> None:
     requests = [RequestLengths(100, 100), RequestLengths(10, 100), RequestLengths(5, 2)]
-    cut = [fit(request, 50) for request in requests]
+    cut = [truncate(request, 50) for request in requests]
     assert run(requests, max_model_len=50).num_cut == 2
     assert [(one.prompt_tokens, one.output_tokens) for one in cut] == [(49, 1), (10, 40), (5, 2)]

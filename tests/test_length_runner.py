@@ -7,12 +7,12 @@ from itertools import islice
 from typing import Any
 
 import pytest
+from beam_sharing import lineages
 
 from pagedbatch.config import EngineConfig
-from pagedbatch.tools.simulate.genealogy import lineages, next_parents
-from pagedbatch.tools.simulate.lengths import RequestLengths, log_normal
+from pagedbatch.tools.simulate.length_runner import next_parents
 from pagedbatch.tools.simulate.simulate import simulate
-from pagedbatch.tools.simulate.trace import script_trace
+from pagedbatch.tools.simulate.trace import RequestLengths, log_normal, script_trace
 
 #: Ancestors 1, 4 and 16 steps back, as `benchmarks/beam_sharing.py` measured them in real searches.
 REAL = {2: (1.74, 1.30, 1.02), 4: (3.21, 2.13, 1.22), 6: (4.68, 3.04, 1.59)}
