@@ -90,7 +90,7 @@ def lineages(generations: list[list[int]], distance: int) -> float:
 
 
 def ancestors(recorder: Recorder, distance: int) -> str:
-    """The mean over searches, each weighted by the steps that have so many before them."""
+    """The mean over searches, each weighted by its steps that have at least `distance` before them."""
     runs = [parents for parents in recorder.parents.values() if len(parents) > distance]
     weights = [len(parents) - distance for parents in runs]
     total = sum(weight * lineages(parents, distance) for parents, weight in zip(runs, weights, strict=True))

@@ -1,4 +1,4 @@
-"""Rows a second through one job whose workers take no time, and its memory.
+"""Rows per second through one job whose workers take no time, and its memory.
 
     PYTHONPATH=tests python benchmarks/bench_workers.py [ROWS ...]
 

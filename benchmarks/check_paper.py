@@ -5,8 +5,8 @@
 Sections 2.2 and 6.3: figure 2 (where contiguous memory goes) and figure 15 (what sharing saves, OPT-13B). The paper
 gives the means of its traces' lengths, not their spread, so that ours is drawn: log-normal, every sample as long as its
 request, all requests there from the start. With MODEL, beams are searched by it as well, on real prompts.
-Prints a table in Markdown. It takes minutes, so no test runs it: `test_simulate.py` and `test_length_runner.py` test what
-must be true.
+Prints a table in Markdown. It takes minutes, so no test runs it; `test_simulate.py` and `test_length_runner.py` test
+what must be true.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Record:
             raise RecordError(f"{place or 'the file'} is not an object")
         dot = f"{place}." if place else ""
         found = {}
-        for field, kind in _keys(cls):
+        for field, kind in keys_of(cls):
             if field.name in value:
                 found[field.name] = _read(kind, value[field.name], f"{dot}{field.name}")
             elif field.default is dataclasses.MISSING:
@@ -70,7 +70,7 @@ class Record:
     @classmethod
     def names(cls) -> list[str]:
         """The keys in the order in which they are written."""
-        return [field.name for field, _ in _keys(cls)]
+        return [field.name for field, _ in keys_of(cls)]
 
     def check(self, dot: str) -> None:
         """Raises a RecordError if values contradict each other; names of keys begin with `dot`."""
@@ -78,7 +78,7 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """The record as JSON data, in the order of its fields."""
         found = {}
-        for field, _ in _keys(type(self)):
+        for field, _ in keys_of(type(self)):
             value = getattr(self, field.name)
             if not (field.metadata["optional"] and value == field.default):
                 found[field.name] = _written(value)
@@ -86,12 +86,12 @@ class Record:
 
 
 def _find_keys(cls: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
-    """The fields of a record and their hints."""
     hints = get_type_hints(cls, include_extras=True)
     return [(field, hints[field.name]) for field in dataclasses.fields(cls)]
 
 
-_keys: Callable[[Any], list[tuple[dataclasses.Field[Any], Any]]] = cache(_find_keys)
+#: The fields of a record and their hints.
+keys_of: Callable[[Any], list[tuple[dataclasses.Field[Any], Any]]] = cache(_find_keys)
 
 
 def _written(value: Any) -> Any:

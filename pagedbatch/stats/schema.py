@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pagedbatch.stats.record import Number, Record, RecordError, key
 
 Rows = Annotated[int, Number("rows")]
+RowNumber = Annotated[int, Number("row number")]
 Sequences = Annotated[int, Number("sequences")]
 MeanSequences = Annotated[float, Number("sequences")]
 Tokens = Annotated[int, Number("tokens")]
@@ -59,7 +60,7 @@ class RowCounts(Record):
 class Throughput(Record):
     """Speed. Of a resumed run, tokens and times are those since it was resumed."""
 
-    startup_seconds: Seconds = key("from the start of the process to the first step; merged: the sum over the shards")
+    startup_seconds: Seconds = key("from the start of the run to the first step; merged: the sum over the shards")
     seconds: Seconds = key("from the first step to the last finished row; merged: the sum over the shards")
     steps: Steps | None = key("engine steps; simulations only", optional=True)
     longest_shard_seconds: Seconds | None = key(
@@ -150,7 +151,7 @@ class Contiguous(Record):
 class HeldBlocks(Record):
     """The block table of one sequence."""
 
-    row: Rows = key("number of its row")
+    row: RowNumber = key("its row")
     num_blocks: Blocks = key("length of its table")
     runs: list[tuple[Annotated[int, Number(least=-1)], Annotated[int, Number(least=1, most=512)]]] = key(
         "its beginning as runs `[first number, length]`; equal numbers are one block, -1 marks dropped blocks"
@@ -181,7 +182,7 @@ class PoolMemory(Record):
     mean_live_blocks: MeanBlocks = key("live blocks on average")
     mean_logical_blocks: MeanBlocks = key("summed length of all block tables on average: live blocks without sharing")
     final_live_blocks: Blocks | None = key(
-        "live blocks after the last row: others than 0 were leaked; null if no pool was closed", default=None
+        "live blocks after the last row: if not 0, they were leaked; null if unknown", default=None
     )
     peak_shared_blocks: Blocks = key("most blocks in the tables of two or more sequences", default=0)
     sharing_saving: Share | None = key("mean of `1 - live / logical` over the steps with a live block; null: none had")
@@ -192,7 +193,7 @@ class PoolMemory(Record):
     peak_running_sequences: Sequences = key("most sequences that ran at once", default=0)
     cow_copies: Blocks = key("blocks that were copied on write")
     preemptions: Preemptions = key("groups that lost their blocks for a while")
-    swapped_blocks: Blocks = key("blocks moved to host memory and back")
+    swapped_blocks: Blocks = key("blocks moved to host memory and blocks moved back, together")
     peak_swapped_blocks: Blocks = key("most blocks that were in host memory at once", default=0)
     swapped_out_blocks: Blocks = key("blocks moved to host memory", default=0)
     swapped_in_blocks: Blocks = key("blocks moved back", default=0)
@@ -247,9 +248,9 @@ class Time(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelinePoint(Record):
-    """Equally many steps of the run. Blocks, slots, sequences and rows are means over them."""
+    """Some steps of the run, equally many in every point but the last. Blocks, slots, sequences and rows are means."""
 
-    step: Annotated[int, Number()] = key("number of its first step", default=1)
+    step: Annotated[int, Number("step number")] = key("its first step, from 1", default=1)
     steps: Steps = key("steps that it stands for")
     seconds: Seconds = key("step time of the run up to its end")
     private: MeanBlocks = key("live blocks in the table of one sequence")
@@ -259,7 +260,7 @@ class TimelinePoint(Record):
     logical: MeanBlocks = key("summed length of all block tables")
     filled_slots: Annotated[float, Number("tokens")] = key("slots of live blocks that hold a token")
     running: MeanSequences = key("sequences that run")
-    waiting: Annotated[float, Number("rows")] = key("rows that wait for their first step, or were preempted")
+    waiting: Annotated[float, Number("rows")] = key("rows that wait to run")
     output_tokens: Tokens = key("generated tokens since the start")
     preemptions: Count = key("preemptions since the start", default=0)
 
@@ -302,7 +303,7 @@ class LengthCounts(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths(Record):
-    """Lengths of the rows that this run finished, those that were resumed left out."""
+    """Lengths of the rows that this run finished, without those that were resumed."""
 
     prompt: LengthCounts = key("prompts")
     output: LengthCounts = key("outputs; a row may have several")
@@ -342,7 +343,7 @@ class ShardInfo(Record):
     """What `pagedbatch merge` needs to know of a run with `--shard`."""
 
     shard: str = key("`I/N` as given")
-    first_row: Rows = key("number of its first row in the input")
+    first_row: RowNumber = key("its first row in the input, from 0")
     num_rows: Rows = key("its rows")
     of_rows: Rows = key("rows of the whole input")
     input: ShardInput = key("the input of all shards")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from pagedbatch.outputs import StepSnapshot
@@ -15,20 +16,23 @@ _TOTALS = ("output_tokens", "preemptions")
 _GAUGES = (*BLOCK_STATES, "logical", "filled_slots", "running", "waiting")
 
 
+@dataclass(slots=True)
 class _Sums:
     """A point while steps are added to it: sums over them, and the totals after the last."""
 
-    __slots__ = ("cached", "filled_slots", "free", "logical", "output_tokens", "preemptions", "private", "running",
-                 "seconds", "shared", "step", "steps", "waiting")  # fmt: skip
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-        self.steps = 0
-        self.seconds = 0.0
-        # sums over the steps; whole numbers but where timelines were merged
-        self.private = self.shared = self.cached = self.free = 0.0
-        self.logical = self.filled_slots = self.running = self.waiting = 0.0
-        self.output_tokens = self.preemptions = 0
+    step: int
+    steps: int = 0
+    seconds: float = 0.0
+    private: float = 0.0
+    shared: float = 0.0
+    cached: float = 0.0
+    free: float = 0.0
+    logical: float = 0.0
+    filled_slots: float = 0.0
+    running: float = 0.0
+    waiting: float = 0.0
+    output_tokens: int = 0
+    preemptions: int = 0
 
     def add(self, snapshot: StepSnapshot) -> None:
         pool = snapshot.pool

@@ -25,7 +25,7 @@ _OWNERS = (("1 owner", "private"), ("2 to 3", "few"), ("4 to 7", "several"), ("8
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A sequence's table: block numbers by place, -1 where dropped. It is drawn from `top` over a height of 1."""
+    """A sequence's block table: block numbers, -1 where dropped. It is drawn from `top` over a height of 1."""
 
     row: int
     blocks: list[int]
@@ -33,7 +33,7 @@ class Line:
 
 
 def lines_of(peak_map: PeakMap) -> list[Line]:
-    """Rows in serving order; within one, sequences that share more stand closer."""
+    """Rows in serving order; within a row, sequences that share more are closer."""
     lines: list[Line] = []
     top = 0.0
     for row, held in groupby(peak_map.held, key=lambda each: each.row):
@@ -48,7 +48,7 @@ def lines_of(peak_map: PeakMap) -> list[Line]:
 
 
 def map_height(peak_map: PeakMap) -> float:
-    """Inches that the map's lines take."""
+    """Height of the map in inches."""
     lines = lines_of(peak_map)
     return 0.9 + min(0.115, 6 / len(lines)) * (lines[-1].top + 1)
 
@@ -77,7 +77,7 @@ def draw_map(axes: Axes, peak_map: PeakMap) -> None:
 
 
 def _axis_words(peak_map: PeakMap, width: int) -> str:
-    """What lies along the axis, and what the map leaves out."""
+    """The label of the axis, and what the map leaves out."""
     words = "blocks of a sequence, in order"
     shown, there = len(peak_map.held), peak_map.num_sequences
     longest = max(each.num_blocks for each in peak_map.held)
@@ -97,8 +97,8 @@ def _row_places(lines: Sequence[Line]) -> list[tuple[int, float]]:
 
 
 def _merged(lines: Sequence[Line]) -> Iterator[tuple[float, float, float, float, int]]:
-    """Boxes (left, right, top, bottom, a block's number): a block once for all neighbours that own it, and neighbouring
-    blocks of the same owners together."""
+    """Boxes (left, right, top, bottom, a block's number): one for all adjacent lines that share a block, and one for
+    adjacent blocks with the same owners."""
     finished: list[tuple[float, float, float, float, int]] = []
     open_boxes: dict[tuple[float, float], tuple[int, int]] = {}  # top, bottom -> first place, number
     owners = Counter(number for line in lines for number in line.blocks)
@@ -115,7 +115,7 @@ def _merged(lines: Sequence[Line]) -> Iterator[tuple[float, float, float, float,
 
 
 def _spans(lines: Sequence[Line], place: int) -> Iterator[tuple[tuple[float, float], int]]:
-    """The blocks at one place of the tables: (top, bottom) and number, each for as many neighbours as own it."""
+    """The blocks at one place of the tables: (top, bottom) and number, each for the adjacent lines that share it."""
     there = ((line, line.blocks[place] if place < len(line.blocks) else -1) for line in lines)
     for number, own in groupby(there, key=lambda each: each[1]):
         if number >= 0:

@@ -24,14 +24,14 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def html_page(runs: Mapping[str, Stats]) -> str:
-    """The page of `runs`, stats by the names that they are shown under; side by side where they are several."""
+    """The page of `runs`, which are stats by the name to show; several runs are side by side."""
     names = list(runs)
     title = escape(f"{names[0]}: the account" if len(names) == 1 else f"{' and '.join(names)}: the accounts")
     css = css_variables() + files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     body = [
         f"<h1>{title}</h1>",
-        '<p class="lead">What the KV pool of this run held, what sharing saved, and what one region of memory a '
-        "sequence would have taken for the same work.</p>",
+        '<p class="lead">What the KV pool of this run held, what sharing saved, and what one region of memory '
+        "for each sequence would have taken for the same work.</p>",
         _side_by_side(runs, _headline),
         *(_figure(figure, runs) for figure in FIGURES),
         _numbers(runs),
@@ -49,7 +49,7 @@ def html_page(runs: Mapping[str, Stats]) -> str:
 
 
 def _side_by_side(runs: Mapping[str, T], show: Callable[[T], str]) -> str:
-    """What `show` makes of each run's part; under the run's name where there are several."""
+    """`show` of each run's part, under the run's name if there are several."""
     parts = []
     for name, part in runs.items():
         heading = f"<h3>{escape(name)}</h3>" if len(runs) > 1 else ""
@@ -71,7 +71,7 @@ def _headline(stats: Stats) -> str:
 
 
 def _figure(figure: FigureOfRun, runs: Mapping[str, Stats]) -> str:
-    """The figure of each run; nothing where none has it."""
+    """The figure of each run; empty if no run has it."""
     width = _ALONE if len(runs) == 1 else _BESIDE
     drawn = {name: figure.draw(stats, width) for name, stats in runs.items()}
     if not any(drawn.values()):
