@@ -57,7 +57,7 @@ def plan(**flags: Any) -> int:
                 expect_tokens=own.expect_tokens,
                 simulated_rows=own.simulate_rows,
                 notice=say,
-                tell=status.update,
+                show_progress=status.update,
             )
     except KeyboardInterrupt:
         say("interrupted: nothing was written")

@@ -18,6 +18,7 @@ from pagedbatch.cli.tally import Tally
 from pagedbatch.outputs import PoolCounts, StepSnapshot
 from pagedbatch.printable import printable
 from pagedbatch.report.charts import Part, glyphs_for, stacked_bar
+from pagedbatch.stats.schema import BLOCK_STATES
 from pagedbatch.wording import duration, plural
 
 Clock = Callable[[], float]
@@ -29,7 +30,7 @@ _LABEL_WIDTH = 9
 _BESIDE_BAR_WIDTH = 30
 _MAX_WIDTH = 120
 _MAX_POOLS = 8
-_STATES = (("private", "blue"), ("shared", "magenta"), ("cached", "cyan"), ("free", "bright_black"))
+_STATES = tuple(zip(BLOCK_STATES, ("blue", "magenta", "cyan", "bright_black"), strict=True))
 
 
 class Progress(ABC):

@@ -20,9 +20,9 @@ from pagedbatch.output.journal_lines import Manifest, ModelIdentity
 from pagedbatch.output.paths import OutputPaths, output_paths
 from pagedbatch.output.records import RecordWriter
 from pagedbatch.output.shard_outputs import describe_shard
-from pagedbatch.output.stats_file import build_stats, describe_settings, versions
+from pagedbatch.output.stats_file import build_stats, describe_settings, versions, write_stats
 from pagedbatch.output.totals import Totals
-from pagedbatch.output.write import EXIT_ROWS_FAILED, clear_leftovers, read_stats, write_output, write_stats
+from pagedbatch.output.write import EXIT_ROWS_FAILED, clear_leftovers, stats_of_finished, write_output
 from pagedbatch.params import resolve
 from pagedbatch.run.interrupts import EXIT_INTERRUPTED, Interrupts
 from pagedbatch.run.loop import RowsView
@@ -33,6 +33,7 @@ from pagedbatch.run.startup import open_device_side
 from pagedbatch.settings import RunSettings
 from pagedbatch.shard import shard_settings
 from pagedbatch.stats.memory import MemoryAccount
+from pagedbatch.stats.schema import Stats, Worker
 from pagedbatch.wording import finished_of, plural
 
 
@@ -58,7 +59,7 @@ class Engines(Protocol):
 
     def used(self) -> dict[str, Any]: ...
 
-    def workers(self) -> list[dict[str, Any]] | None: ...
+    def workers(self) -> list[Worker] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class JobResult:
     """How a run ended. `paths` is None where the output went to stdout."""
 
     exit_code: int
-    stats: dict[str, Any]
+    stats: Stats
     paths: OutputPaths | None
 
 
@@ -99,7 +100,7 @@ def run_job(settings: RunSettings, ui: Ui) -> JobResult:
             clear_leftovers(paths)
             _tell_resumed(journal, rows, ui)
             if journal.is_complete and journal.num_resumed and paths is not None:
-                stats = read_stats(paths, journal)
+                stats = stats_of_finished(paths, journal)
                 if stats is not None:
                     return _finish(settings, paths, opened.found, journal, stats, ui)
             unfinished = Unfinished(source, rows, journal.finished_rows())
@@ -126,7 +127,7 @@ def _finish(
     paths: OutputPaths | None,
     found: Survey,
     journal: Journal,
-    stats: dict[str, Any],
+    stats: Stats,
     ui: Ui,
 ) -> JobResult:
     """Writes the output of a run whose rows are all finished and whose stats are written.
@@ -167,12 +168,12 @@ class _Run:
                     raise RunError(f"{name} holds fewer rows than when the run began: it was changed")
             except PagedBatchError:
                 with suppress(RunError):
-                    write_stats(self.paths, self._stats())
+                    self._write_stats(self._stats())
                 ui.notice(self._resume_hint())
                 raise
         stats = self._stats()
         try:
-            write_stats(self.paths, stats)
+            self._write_stats(stats)
             if self.journal.is_complete:
                 return _finish(self.settings, self.paths, self.opened.found, self.journal, stats, ui)
             self.journal.sync()
@@ -185,7 +186,11 @@ class _Run:
     def _deliver(self, answer: Answer) -> None:
         self.journal.append(answer.row, answer.record, ok=answer.ok)
 
-    def _stats(self) -> dict[str, Any]:
+    def _write_stats(self, stats: Stats) -> None:
+        if self.paths is not None:
+            write_stats(self.paths.stats, stats)
+
+    def _stats(self) -> Stats:
         totals = self.engines.totals
         first_step_at = totals.first_step_at
         date = _date_written(self.settings, self.opened)
@@ -204,9 +209,9 @@ class _Run:
             workers=self.engines.workers(),
         )
         if self.settings.shard is not None:
-            shard = describe_shard(self.manifest, self.unfinished.rows, self.opened.found.num_rows)
-            shard["settings"] |= {"date": date}  # parts with another date in their prompts are not of one run
-            stats["shard"] = shard
+            # Parts with another date in their prompts are not of one run.
+            shard = describe_shard(self.manifest, self.unfinished.rows, self.opened.found.num_rows, {"date": date})
+            stats = replace(stats, shard=shard)
         return stats
 
     def _resume_hint(self) -> str:

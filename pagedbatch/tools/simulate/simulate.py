@@ -1,4 +1,4 @@
-"""The engine without a model: requests in, the account of its memory out. Knows no traces and no file."""
+"""The engine without a model: requests in, the account of its memory out."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from pagedbatch import __version__
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
 from pagedbatch.stats.memory import MemoryAccount
-from pagedbatch.tools.simulate.runner import END, LengthRunner
+from pagedbatch.stats.schema import RowCounts, Setting, Stats, Throughput
+from pagedbatch.tools.simulate.length_runner import END, LengthRunner
 
-#: Requests inside the engine at a time, in units of `max_num_seqs`: as many as in a run.
+#: Maximum number of requests in the engine, in units of `max_num_seqs`; as in a run.
 _WINDOW = 2
 
 
@@ -22,20 +24,21 @@ class ScriptedRequest:
     """A request and how long its outputs will be.
 
     `lengths` has an entry for each sample, in tokens, the end token included; all beams of a search are as long as the
-    first. None is above `max_tokens`. `is_cut`: it was longer before it came here; `is_lifted`: it had a length of 0.
+    first. None is above `max_tokens`. `is_cut`: it was cut to the context; `is_clamped`: it had a length of 0.
     """
 
     request: Request
     lengths: tuple[int, ...]
     is_cut: bool = False
-    is_lifted: bool = False
+    is_clamped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What a simulation gave: of requests that could not run the first one's message, and how many were changed to fit.
+    """The result of a simulation.
 
-    `mean_groups` is how many requests ran at once, averaged over steps; `peak_groups` the most.
+    `first_error` is the message of the first request that could not run. `mean_groups` is the number of requests that
+    ran at once, averaged over steps, and `peak_groups` its maximum.
     """
 
     account: MemoryAccount
@@ -43,7 +46,7 @@ class Simulated:
     num_error: int
     first_error: str | None
     num_cut: int
-    num_lifted: int
+    num_clamped: int
     num_steps: int
     mean_groups: float
     peak_groups: int
@@ -55,7 +58,7 @@ class Simulated:
 def simulate(
     requests: Iterable[ScriptedRequest], config: EngineConfig, *, block_bytes: int = 0, seed: int = 0
 ) -> Simulated:
-    """Runs the requests through the real scheduler and pool, first come first served, all there from the start.
+    """Runs the requests through the real scheduler and pool, first come, first served; all wait from the start.
 
     Args:
         requests: their ids are all different.
@@ -73,7 +76,7 @@ def simulate(
     )
     waiting = iter(requests)
     inside: dict[int, GenerationParams] = {}
-    num_ok = num_error = num_cut = num_lifted = num_steps = prompt_tokens = output_tokens = 0
+    num_ok = num_error = num_cut = num_clamped = num_steps = prompt_tokens = output_tokens = 0
     sum_groups = peak_groups = 0
     first_error: str | None = None
     began = time.perf_counter()
@@ -84,7 +87,7 @@ def simulate(
                 break
             request = _stripped(arrived.request)
             num_cut += arrived.is_cut
-            num_lifted += arrived.is_lifted
+            num_clamped += arrived.is_clamped
             lengths[request.request_id] = arrived.lengths
             inside[request.request_id] = request.params
             engine.add(request)
@@ -115,7 +118,7 @@ def simulate(
         num_error=num_error,
         first_error=first_error,
         num_cut=num_cut,
-        num_lifted=num_lifted,
+        num_clamped=num_clamped,
         num_steps=num_steps,
         mean_groups=sum_groups / num_steps if num_steps else 0.0,
         peak_groups=peak_groups,
@@ -126,7 +129,7 @@ def simulate(
 
 
 def _stripped(request: Request) -> Request:
-    """The request with nothing that ends or chooses an output but its lengths, under its id as the runner's key."""
+    """The request without anything that ends or chooses an output but its lengths; its id is the runner's key."""
     asked = request.params
     params = GenerationParams(
         n=asked.n,
@@ -140,3 +143,24 @@ def _stripped(request: Request) -> Request:
         seed=request.request_id,
     )
     return replace(request, params=params, rng_key=request.request_id, constraint=None)
+
+
+def simulation_stats(found: Simulated, settings: dict[str, Setting]) -> Stats:
+    """The stats, for the reports of a run; `seconds` are those of the simulation, not of a model."""
+    return Stats(
+        simulated=True,
+        settings=settings,
+        versions={"pagedbatch": __version__},
+        rows=RowCounts(total=found.num_ok + found.num_error, ok=found.num_ok, error=found.num_error, resumed=0),
+        throughput=Throughput.of(
+            startup_seconds=0.0,
+            seconds=found.seconds,
+            steps=found.num_steps,
+            prompt_tokens=found.prompt_tokens,
+            output_tokens=found.output_tokens,
+        ),
+        memory=found.account.memory(),
+        time=found.account.time(),
+        lengths=found.account.lengths(),
+        timeline=found.account.timeline(),
+    )
