@@ -107,7 +107,7 @@ def test_what_passes_can_be_merged(path: tuple[Any, ...], value: Any) -> None:
         (("timeline", 1, "logical"), 3, "timeline.1.logical is less than its blocks"),
         (("timeline",), {}, "timeline is not a list"),
         (("settings", "model"), "M", "settings.model is not an object"),
-        (("versions", "torch"), 2, "versions.torch is of a wrong type"),
+        (("versions", "torch"), 2, "versions.torch is not text"),
         (("lengths", "prompt", "histogram"), [[1, 2]], "lengths.prompt.histogram.0 is not a list of 3"),
         (
             ("memory", "peak_map", "held", 0, "runs"),
