@@ -1,16 +1,16 @@
-# make demo, make test, make lint, make NAME for each recipe: all set themselves up. `make help` lists them.
+# `make demo`, `make test`, `make lint`, `make NAME` for each recipe. All install what they need; `make help` lists them.
 
 PYTHON ?= python3
-# The environment that is made and used. VENV= (empty): make none and use the active one as it is.
+# The virtual environment to create and use. VENV= (empty): use the active environment as it is.
 VENV ?= .venv
 VENV_FLAGS ?=
-# What pip is given to get torch. TORCH= (empty): none, for an environment that sees a torch already.
+# What pip installs as torch. TORCH= (empty): nothing, for an environment that already has it.
 TORCH ?= torch==2.13.0
 # A Hub id or a folder. MODEL= (empty): the demo model.
 MODEL ?=
-# What `make fidelity` and `make bench` use: rows with `prompt` (or, for the first, `question`).
+# Input of `make fidelity` and `make bench`: rows with `prompt` (or, for the first, `question`).
 PROMPTS ?= recipes/data/demo.jsonl
-# At most so many rows of a recipe's input.
+# Maximum rows of a recipe's input.
 LIMIT ?=
 # More options for `pagedbatch run`.
 RUN_FLAGS ?=
@@ -35,20 +35,21 @@ endif
 # Shell: sets $$model.
 FIND_MODEL = model='$(MODEL)'; [ -n "$$model" ] || model=$$($(PY) recipes/demo_model.py) || exit 1
 
-.PHONY: help setup own-environment test lint audit bench fidelity kernels-check gpu-check picture paper shards $(RECIPES)
+.PHONY: help setup own-environment test lint audit bench fidelity kernels-check gpu-check docs picture paper shards $(RECIPES)
 
 help:
 	@echo "make demo                 answer recipes/data/demo.jsonl with SmolLM2-135M-Instruct"
 	@echo "make test                 run the tests"
 	@echo "make lint                 ruff and mypy"
-	@echo "make audit                look the tested versions up among known vulnerabilities"
-	@echo "make bench                measure this box against Hugging Face's generate, on PROMPTS; BENCH_FLAGS go to it"
-	@echo "make fidelity             greedy answers against Hugging Face's generate, on PROMPTS"
-	@echo "make kernels-check        compile the Triton kernels for each target, without a GPU: registers, spills, memory"
-	@echo "make gpu-check            the kernels and the engine on the GPU at hand; DRY=1: at toy size, without one"
-	@echo "make picture              draw the README's picture, docs/account.svg, anew"
-	@echo "make paper                the PagedAttention paper's figures beside ours; beams searched for real on PROMPTS"
-	@echo "make shards               one input in four shards as on Slurm, then merged"
+	@echo "make audit                check the pinned dependencies for known vulnerabilities"
+	@echo "make bench                compare with Hugging Face's generate on this machine, on PROMPTS; BENCH_FLAGS go to it"
+	@echo "make fidelity             compare greedy outputs with Hugging Face's generate, on PROMPTS"
+	@echo "make kernels-check        compile the Triton kernels for each GPU target, without a GPU: registers, spills, memory"
+	@echo "make gpu-check            test the kernels and the engine on a GPU; DRY=1: at toy size, without one"
+	@echo "make docs                 write docs/options.md from the table of options"
+	@echo "make picture              draw docs/account.svg again"
+	@echo "make paper                compare with the figures of the PagedAttention paper; beam search runs on PROMPTS"
+	@echo "make shards               run one input as four shards, as on Slurm, and merge them"
 	@echo "make NAME                 run recipes/NAME.toml: $(RECIPES)"
 	@echo "variables                 PYTHON VENV VENV_FLAGS TORCH MODEL PROMPTS LIMIT DRY RUN_FLAGS BENCH_FLAGS TEST_FLAGS"
 
@@ -64,10 +65,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "setup: installing into $(VENV), once" >&2
 	@$(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
 	@{ [ -z '$(TORCH)' ] || $(PY) -m pip install $(TORCH); } && $(PY) -m pip install -q -c constraints.txt -e '.[dev]' || \
-		{ echo "setup: pip's reason stands above; it needs a package index that it can reach" >&2; exit 1; }
+		{ echo "setup: pip failed for the reason above; it needs a package index that it can reach" >&2; exit 1; }
 	@touch $@
 
-# Not `import pagedbatch`: that one is found in this folder, installed or not.
+# Not `import pagedbatch`: Python finds that in this folder even if it is not installed.
 own-environment:
 	@$(PY) -c 'import pagedbatch_kernels' 2>/dev/null || \
 		{ echo "setup: pagedbatch is not in your environment: pip install -c constraints.txt -e '.[dev]'" >&2; exit 1; }
@@ -80,7 +81,7 @@ lint: $(SETUP)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-# In an environment of its own: pip-audit's needs are not ours.
+# In an environment of its own, because pip-audit has other dependencies.
 audit: $(SETUP)
 	@$(PY) -m venv $(or $(strip $(VENV)),.venv)/audit
 	@$(or $(strip $(VENV)),.venv)/audit/bin/python -m pip install -q pip-audit
@@ -104,7 +105,7 @@ $(RECIPES): $(SETUP)
 	set -- $(BIN)pagedbatch run --recipe recipes/$@.toml --model "$$model" $(if $(LIMIT),--limit $(LIMIT)) $(RUN_FLAGS); \
 	echo "$$*" >&2; "$$@"
 
-# What the array of recipes/slurm/shards.sbatch does, one task after the other, and the merge; 3: some rows are errors.
+# Runs the tasks of recipes/slurm/shards.sbatch one after the other, then merges. Exit code 3: some rows are errors.
 shards: $(SETUP)
 	@$(FIND_MODEL); PATH="$(BIN_PATH)$$PATH"; export SLURM_ARRAY_TASK_COUNT=4; \
 	for task in 0 1 2 3; do \
@@ -112,6 +113,10 @@ shards: $(SETUP)
 			--chat --max-tokens 96 $(if $(LIMIT),--limit $(LIMIT)) $(RUN_FLAGS) || [ $$? = 3 ] || exit 1; \
 	done; \
 	pagedbatch merge out/shards/part-*.jsonl --output out/shards/answers.jsonl
+
+docs: $(SETUP)
+	@$(PY) docs/make_options.py
+	@PYTHONPATH=tests $(PY) docs/make_models.py
 
 picture: $(SETUP)
 	@$(MAKE) pass-at-k RUN_FLAGS="--num-blocks 160 --output out/picture.jsonl --restart $(RUN_FLAGS)"

@@ -1,4 +1,4 @@
-"""Times one layer's attention on this CPU, the native kernel against the torch reference.
+"""Times one layer's attention on a CPU, the native kernel against the torch reference.
 
     python benchmarks/bench_cpu_attention.py
 
@@ -23,7 +23,7 @@ from pagedbatch_kernels.prefix_groups import find_prefix_groups
 from torch import Tensor
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_SIZE, BLOCK_SIZE = 9, 3, 64, 16
-#: As in a model, other layers' caches pass between two calls on one: nothing is left of it in the CPU's caches.
+#: As in a model, other layers' caches are read between two calls on one, so that the CPU's caches hold nothing of it.
 NUM_LAYERS = 4
 CPU = torch.device("cpu")
 REFERENCE = cast(Backend, reference)
@@ -49,13 +49,13 @@ def workloads() -> list[Workload]:
         Workload("prefill, 8 prompts of 1,650", [(1650, 1650)] * 8),
         Workload("prefill, a chunk of 512 after 1,500", [(2012, 512)]),
         Workload(
-            "decode, 16 groups x 8 rows sharing 220",
+            "decode, 16 groups x 8 sequences sharing 220",
             [(220 + rng.randrange(8, 64), 1) for _ in range(128)],
             group=8,
             shared_len=220,
         ),
         Workload(
-            "decode, 8 groups x 8 rows sharing 1,650",
+            "decode, 8 groups x 8 sequences sharing 1,650",
             [(1650 + rng.randrange(8, 64), 1) for _ in range(64)],
             group=8,
             shared_len=1650,
@@ -65,9 +65,9 @@ def workloads() -> list[Workload]:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A query, the caches of NUM_LAYERS and a batch, once plain and once with its prefixes as the kernel gates them.
+    """A query, the caches of NUM_LAYERS and a batch, plain and with the shared prefixes that the backend chooses.
 
-    What the caches hold is noise, so that those in the reference's layout are as good as those in the kernel's.
+    The caches hold noise, different in the reference's layout and in the kernel's.
     """
 
     query: Tensor
@@ -83,8 +83,8 @@ def work(workload: Workload, dtype: torch.dtype, backend: CpuBackend) -> Work:
     free = list(range(sum(num_blocks)))
     rng.shuffle(free)
     tables: list[list[int]] = []
-    for row, count in enumerate(num_blocks):
-        shared = tables[-1][: workload.shared_len // BLOCK_SIZE] if row % workload.group else []
+    for i, count in enumerate(num_blocks):
+        shared = tables[-1][: workload.shared_len // BLOCK_SIZE] if i % workload.group else []
         tables.append([*shared, *(free.pop() for _ in range(count - len(shared)))])
     shape = CacheShape(NUM_LAYERS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE)
     caches = backend.allocate_cache(shape, sum(num_blocks), dtype, CPU)
@@ -94,10 +94,10 @@ def work(workload: Workload, dtype: torch.dtype, backend: CpuBackend) -> Work:
 
     query_lens = [query_len for _, query_len in workload.lens]
     context_lens = [seq_len - query_len for seq_len, query_len in workload.lens]
-    starts = [sum(query_lens[:row]) for row in range(len(query_lens) + 1)]
+    starts = [sum(query_lens[:i]) for i in range(len(query_lens) + 1)]
     packed = torch.zeros(len(tables), max(num_blocks), dtype=torch.int32)
-    for row, table in enumerate(tables):
-        packed[row, : len(table)] = torch.tensor(table)
+    for i, table in enumerate(tables):
+        packed[i, : len(table)] = torch.tensor(table)
     plain = AttentionBatch(
         block_tables=packed,
         seq_lens=torch.tensor([seq_len for seq_len, _ in workload.lens], dtype=torch.int32),
@@ -114,7 +114,7 @@ def work(workload: Workload, dtype: torch.dtype, backend: CpuBackend) -> Work:
 
 
 def milliseconds(call: Callable[[], object]) -> float:
-    """The fastest of a few calls, after one that warms up."""
+    """The fastest of a few calls, after a warm-up."""
     call()
     seconds = []
     for _ in range(REPEATS):

@@ -1,11 +1,10 @@
-"""Compiles the kernels for GPUs that need not be here, and reports what each variant takes: `make kernels-check`.
+"""Compiles the Triton kernels for several GPUs, without having one: `make kernels-check`.
 
-For every target the launch chooser is asked about decode, prefill and shared-prefix shapes, and each tile that it picks
-is compiled: bfloat16 at head sizes 64, 80, 128, 192 and 256 (the powers of two, and both ways to pad), float16 at 128,
-float32 at 64, 128 and 256; bare, and with everything at once (window, soft cap, sinks, splits, shared prefix, seven
-query heads a KV head). The merge and the cache kernels follow. Exit 1 when a variant spills registers, takes more
-shared memory than the target has or the chooser estimated, or lacks a matrix instruction where its tile is meant for
-one.
+For every target, each tile that `choose_config` picks for decode, prefill and shared-prefix shapes is compiled:
+bfloat16 at head sizes 64, 80, 128, 192 and 256 (powers of two, and both ways to pad), float16 at 128, float32 at 64,
+128 and 256; bare, and with all features at once (window, soft cap, sinks, splits, shared prefix, seven query heads per
+KV head). Then the merge and the cache kernels. Exits with 1 if a variant spills registers, uses more shared memory than
+the target has or than estimated, or lacks a matrix instruction that its tile is meant for.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class Variant:
 
 @dataclass(slots=True)
 class Report:
-    """What a compiled variant takes, and what is wrong with it."""
+    """The resources of a compiled variant, and what is wrong with it."""
 
     registers: int = 0
     spill_bytes: int = 0
@@ -83,7 +82,7 @@ class Report:
 
 
 def attention_variants(target: str) -> Iterator[Variant]:
-    """Every tile that the chooser picks for the target, bare and with all features."""
+    """Every tile that `choose_config` picks for the target, bare and with all features."""
     for dtype, head_sizes in {"bf16": (64, 80, 128, 192, 256), "fp16": (128,), "fp32": (64, 128, 256)}.items():
         for head_size in head_sizes:
             for tile in picked_tiles(target, head_size, BITS[dtype] // 8):
@@ -126,7 +125,7 @@ def attention_variant(target: str, dtype: str, head_size: int, tile: Tile, featu
         "BLOCK_SIZE": 16,
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
-        "ONE_TILE_A_RUN": tile.block_m == 16 and not everything,
+        "ONE_TILE_PER_RUN": tile.block_m == 16 and not everything,
         "CAUSAL": features != "prefix",
     }
     return Variant(
@@ -176,7 +175,7 @@ def other_variants(target: str) -> Iterator[Variant]:
 
 
 def compile_variant(variant: Variant) -> Report:
-    """Compiles, reads the resources and the instructions, and judges."""
+    """Compiles a variant, and checks its resources and instructions."""
     target, limits = TARGETS[variant.target]
     kernel = KERNELS[variant.kernel]
     signature, aligned = {}, {}
@@ -212,7 +211,7 @@ def compile_variant(variant: Variant) -> Report:
 
 
 def cubin_resources(cubin: bytes) -> tuple[int, int]:
-    """Registers of a thread and bytes of its stack, all of it spills: the kernels keep no local arrays."""
+    """Registers per thread, and bytes of its stack: all spills, as the kernels have no local arrays."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()

@@ -1,14 +1,14 @@
-"""Runs the kernels on the GPU at hand: are they right, and how fast against what the device can do. `make gpu-check`.
+"""Checks and times the kernels on a GPU: `make gpu-check`.
 
-The sections, in the shape of Qwen3-0.6B's attention (16 query heads on 8 KV heads of 128, bfloat16, blocks of 16):
+Sections, in the shape of Qwen3-0.6B's attention (16 query heads on 8 KV heads of 128, bfloat16, blocks of 16):
 - every kernel against the torch reference;
-- decoding, as the share of a measured device copy's bandwidth that reading K/V reaches, for batches and contexts;
+- decoding: bandwidth of reading K/V as a share of a device copy's, by batch and context;
 - the same and a prefill against torch's flash attention on contiguous K/V;
-- shared prefix against plain, and what the gate would have chosen;
+- shared prefixes against the plain pass, and which of them `PrefixCosts` chooses;
 - the whole engine with random weights (`gpu_end_to_end.py`).
 
-Ends with a table, then one line of JSON. Exit 1 when a result is wrong; a missed goal is only shown. `--dry` runs the
-same script at toy size in Triton's interpreter, without a GPU; its times mean nothing.
+Prints a table, then one line of JSON. Exits with 1 if a result is wrong; a missed goal is only shown. `--dry` runs the
+same at toy size in Triton's interpreter, without a GPU; its times mean nothing.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-DECODE_GOAL = 0.85  # of the copy's bandwidth, at contexts of 8k and more with 1 GiB and more to read
-PREFIX_GOAL = 4.0  # times plain, at 128 rows x 1024 tokens
-GATE_SLACK = 1.03  # shared may take so much of plain's time where the gate chose it
+DECODE_GOAL = 0.85  # of the copy's bandwidth, for contexts of 8k or more and 1 GiB or more to read
+PREFIX_GOAL = 4.0  # speedup over plain, for 128 sequences x 1024 tokens
+MAX_SHARED_SHARE = 1.03  # of plain's time, where sharing was chosen
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The device and the sizes to run at."""
+    """The device and the sizes to run."""
 
     device: torch.device
     num_heads: int = 16
@@ -62,7 +62,7 @@ class Setup:
     against_sdpa: tuple[tuple[int, int], ...] = ((1, 32768), (16, 8192), (64, 4096), (256, 1024))
     prefill: tuple[int, int] = (8, 2048)  #: prompts, tokens
     prefixes: tuple[int, ...] = (128, 256, 512, 1024, 2048, 4096)
-    prefix_rows: tuple[int, ...] = (8, 32, 128)
+    prefix_seqs: tuple[int, ...] = (8, 32, 128)
     tail: int = 64
     dtype: torch.dtype = torch.bfloat16
 
@@ -78,16 +78,16 @@ class Setup:
         return 2 * num_tokens * self.num_kv_heads * self.head_size * self.dtype.itemsize
 
     def fits(self, num_tokens: int) -> bool:
-        """Whether K/V of so many tokens fit twice."""
+        """Whether K/V of `num_tokens` tokens fit twice."""
         if self.dry:
             return True
-        torch.cuda.empty_cache()  # what the last case held is free again
+        torch.cuda.empty_cache()  # frees what the last case held
         return 2 * self.kv_bytes(num_tokens) < torch.cuda.mem_get_info(self.device)[0]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the outcome. `wrong`: a result is; `goal`: met or missed, or empty where none is set."""
+class Result:
+    """One line of the table. `wrong`: the kernel's result is; `goal`: "met", "missed" or empty."""
 
     section: str
     case: str
@@ -98,7 +98,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LayerInput:
     """One layer's inputs: sequences over shuffled blocks of a pool."""
 
     query: Tensor
@@ -111,8 +111,8 @@ class Step:
         return triton_backend.paged_attention(self.query, self.layer_cache, self.batch, scale=setup.scale)
 
 
-def make_step(setup: Setup, lens: Sequence[tuple[int, int]], *, prefix_len: int = 0) -> Step:
-    """Sequences of (seq_len, query_len); the first `prefix_len` tokens of all of them stand in the same blocks."""
+def make_input(setup: Setup, lens: Sequence[tuple[int, int]], *, prefix_len: int = 0) -> LayerInput:
+    """Sequences of (seq_len, query_len), whose first `prefix_len` tokens lie in the same blocks."""
     size = setup.block_size
     shared = list(range(prefix_len // size))
     counts = [-(-seq_len // size) - len(shared) for seq_len, _ in lens]
@@ -136,18 +136,18 @@ def make_step(setup: Setup, lens: Sequence[tuple[int, int]], *, prefix_len: int 
         max_query_len=max(query_len for _, query_len in lens),
         max_seq_len=max(seq_len for seq_len, _ in lens),
     )
-    return Step(query.normal_(generator=generator), cache, batch, tables, starts)
+    return LayerInput(query.normal_(generator=generator), cache, batch, tables, starts)
 
 
-def share(setup: Setup, step: Step, groups: Sequence[PrefixGroup]) -> Step:
+def share(setup: Setup, layer: LayerInput, groups: Sequence[PrefixGroup]) -> LayerInput:
     prefixes = SharedPrefixes.from_groups(
-        groups, step.block_tables, step.query_start_loc, setup.block_size, setup.device
+        groups, layer.block_tables, layer.query_start_loc, setup.block_size, setup.device
     )
-    return replace(step, batch=replace(step.batch, shared_prefixes=prefixes))
+    return replace(layer, batch=replace(layer.batch, shared_prefixes=prefixes))
 
 
 def microseconds(setup: Setup, call: Callable[[], object]) -> float:
-    """Median time on the device, with a cold L2 cache each time: as each layer of a model finds it."""
+    """Median time on the device with a cold L2 cache, as for each layer of a model."""
     if setup.dry:
         began = time.perf_counter()
         call()
@@ -159,7 +159,7 @@ def error(actual: Tensor, expected: Tensor) -> float:
     return float((actual.float() - expected.float()).abs().max() / expected.float().abs().max())
 
 
-def correctness(setup: Setup) -> Iterator[Row]:
+def correctness(setup: Setup) -> Iterator[Result]:
     """Attention with each feature, type and path, then the cache kernels."""
     ragged = [(1, 1), (15, 1), (16, 1), (17, 17), (400, 60), (33, 1), (250, 1)]
     if setup.dry:
@@ -172,31 +172,31 @@ def correctness(setup: Setup) -> Iterator[Row]:
         "soft cap 2": {"softcap": 2.0},
         "sinks": {"sinks": sinks},
     }
-    # Each feature is a compilation: all of them in the type that models come in.
+    # Each feature is a compilation, so only bfloat16 gets all of them.
     matrix = {torch.bfloat16: (64, 80, 128, 192), torch.float16: (128,), torch.float32: (64, 256)}
     for dtype, head_sizes in matrix.items():
         for head_size in (32, 80) if setup.dry else head_sizes:
             here = replace(setup, dtype=dtype, head_size=head_size)
-            step = make_step(here, ragged)
+            layer = make_input(here, ragged)
             for name in features if dtype == torch.bfloat16 else ("plain", "all"):
-                yield judge(here, step, f"{name} d{head_size}", **features[name])
-            lone = make_step(here, [(300 if setup.dry else 20_000, 1)])
+                yield judge(here, layer, f"{name} d{head_size}", **features[name])
+            lone = make_input(here, [(300 if setup.dry else 20_000, 1)])
             yield judge(here, lone, f"splits d{head_size}")
             prefix_len = 2 * here.block_size
-            forked = make_step(here, [(prefix_len + 1 + i, 1) for i in range(9)], prefix_len=prefix_len)
+            forked = make_input(here, [(prefix_len + 1 + i, 1) for i in range(9)], prefix_len=prefix_len)
             yield judge(here, share(here, forked, [PrefixGroup(0, 9, 2)]), f"shared prefix d{head_size}")
     yield from cache_correctness(setup)
 
 
-def judge(setup: Setup, step: Step, case: str, **options: Any) -> Row:
-    actual = triton_backend.paged_attention(step.query, step.layer_cache, step.batch, scale=setup.scale, **options)
-    expected = reference.paged_attention(step.query, step.layer_cache, step.batch, scale=setup.scale, **options)
+def judge(setup: Setup, layer: LayerInput, case: str, **options: Any) -> Result:
+    actual = triton_backend.paged_attention(layer.query, layer.layer_cache, layer.batch, scale=setup.scale, **options)
+    expected = reference.paged_attention(layer.query, layer.layer_cache, layer.batch, scale=setup.scale, **options)
     off = error(actual, expected)
     name = str(setup.dtype).removeprefix("torch.")
-    return Row("correctness", f"{case} {name}", {"error": off}, wrong=not off < TOLERANCE[setup.dtype])
+    return Result("correctness", f"{case} {name}", {"error": off}, wrong=not off < TOLERANCE[setup.dtype])
 
 
-def cache_correctness(setup: Setup) -> Iterator[Row]:
+def cache_correctness(setup: Setup) -> Iterator[Result]:
     num_layers, num_blocks = (2, 8) if setup.dry else (28, 512)
     shape = CacheShape(num_layers, setup.block_size, setup.num_kv_heads, setup.head_size)
     cache = triton_backend.allocate_cache(shape, num_blocks, setup.dtype, setup.device)
@@ -209,7 +209,7 @@ def cache_correctness(setup: Setup) -> Iterator[Row]:
     key = torch.randn((2, len(slots), setup.num_kv_heads, setup.head_size), device=setup.device).to(setup.dtype)
     triton_backend.write_kv(key[0], key[1], cache[1], slots)
     reference.write_kv(key[0], key[1], expected[1], slots)
-    yield Row("correctness", "write_kv", wrong=not torch.equal(cache, expected))
+    yield Result("correctness", "write_kv", wrong=not torch.equal(cache, expected))
 
     ids = torch.randperm(num_blocks)
     src, dst = ids[:half], ids[half : 2 * half]
@@ -218,65 +218,65 @@ def cache_correctness(setup: Setup) -> Iterator[Row]:
     reference.copy_blocks(expected, src_here, dst_here)
     moved = half * shape.block_bytes(setup.dtype)
     figures = {"us": copied, "GB/s": 2 * moved / copied / 1e3}
-    yield Row("correctness", f"copy_blocks {half}", figures, wrong=not torch.equal(cache, expected))
+    yield Result("correctness", f"copy_blocks {half}", figures, wrong=not torch.equal(cache, expected))
 
     out = microseconds(setup, partial(triton_backend.swap_blocks, cache, host, src, dst))
     cache[:, :, src_here] = 0
     back = microseconds(setup, partial(triton_backend.swap_blocks, host, cache, dst, src))
     figures = {"out GB/s": moved / out / 1e3, "in GB/s": moved / back / 1e3}
-    yield Row("correctness", f"swap_blocks {half}", figures, wrong=not torch.equal(cache, expected))
+    yield Result("correctness", f"swap_blocks {half}", figures, wrong=not torch.equal(cache, expected))
 
 
-def decode_bandwidth(setup: Setup) -> Iterator[Row]:
+def decode_bandwidth(setup: Setup) -> Iterator[Result]:
     """K/V bytes over time, against a plain copy on the same device."""
     num_bytes = 1 << (12 if setup.dry else 31)
     source = torch.empty(num_bytes // 4, dtype=torch.int32, device=setup.device)
     target = torch.empty_like(source)
     copy_rate = 2 * num_bytes / microseconds(setup, partial(target.copy_, source))
-    yield Row("decode", "device copy", {"GB/s": copy_rate / 1e3})
+    yield Result("decode", "device copy", {"GB/s": copy_rate / 1e3})
     for context, batch in itertools.product(setup.contexts, setup.batches):
         if setup.fits(batch * context):
-            yield decode_row(setup, batch, context, copy_rate)
+            yield decode_result(setup, batch, context, copy_rate)
 
 
-def decode_row(setup: Setup, batch: int, context: int, copy_rate: float) -> Row:
-    step = make_step(setup, [(context, 1)] * batch)
-    taken = microseconds(setup, partial(step.run, setup))
+def decode_result(setup: Setup, batch: int, context: int, copy_rate: float) -> Result:
+    layer = make_input(setup, [(context, 1)] * batch)
+    taken = microseconds(setup, partial(layer.run, setup))
     num_read = setup.kv_bytes(batch * context)
     share_of_copy = num_read / taken / copy_rate
     goal = ""
     if not setup.dry and context >= 8192 and num_read >= 1 << 30:
         goal = "met" if share_of_copy >= DECODE_GOAL else "missed"
     figures = {"us": taken, "GB/s": num_read / taken / 1e3, "of copy": share_of_copy}
-    return Row("decode", f"{batch} x {context}", figures, goal=goal)
+    return Result("decode", f"{batch} x {context}", figures, goal=goal)
 
 
-def against_sdpa(setup: Setup) -> Iterator[Row]:
+def against_sdpa(setup: Setup) -> Iterator[Result]:
     """Torch's flash attention over contiguous K/V: decoding, and a prefill with a causal mask."""
     cases = [(batch, context, 1) for batch, context in setup.against_sdpa]
     cases.append((setup.prefill[0], setup.prefill[1], setup.prefill[1]))
     for batch, context, query_len in cases:
         if setup.fits(2 * batch * context):
-            yield sdpa_row(setup, batch, context, query_len)
+            yield sdpa_result(setup, batch, context, query_len)
 
 
-def sdpa_row(setup: Setup, batch: int, context: int, query_len: int) -> Row:
-    step = make_step(setup, [(context, query_len)] * batch)
+def sdpa_result(setup: Setup, batch: int, context: int, query_len: int) -> Result:
+    layer = make_input(setup, [(context, query_len)] * batch)
     shape = (2, batch, setup.num_kv_heads, context, setup.head_size)
     key, value = torch.randn(shape, dtype=setup.dtype, device=setup.device)
-    query = step.query.view(batch, query_len, setup.num_heads, setup.head_size).transpose(1, 2)
+    query = layer.query.view(batch, query_len, setup.num_heads, setup.head_size).transpose(1, 2)
 
     def contiguous() -> Tensor:
         with sdpa_kernel([SDPBackend.MATH if setup.dry else SDPBackend.FLASH_ATTENTION]):
             return scaled_dot_product_attention(query, key, value, is_causal=query_len > 1, enable_gqa=True)
 
-    ours, theirs = microseconds(setup, partial(step.run, setup)), microseconds(setup, contiguous)
+    ours, theirs = microseconds(setup, partial(layer.run, setup)), microseconds(setup, contiguous)
     kind = "decode" if query_len == 1 else "prefill"
-    return Row("sdpa", f"{kind} {batch} x {context}", {"us": ours, "sdpa us": theirs, "times": theirs / ours})
+    return Result("sdpa", f"{kind} {batch} x {context}", {"us": ours, "sdpa us": theirs, "times": theirs / ours})
 
 
-def shared_prefix(setup: Setup) -> Iterator[Row]:
-    """Rows that differ in a short tail, with and without the shared pass."""
+def shared_prefix(setup: Setup) -> Iterator[Result]:
+    """Sequences that differ in a short tail, with and without the shared pass."""
     costs = prefix_costs(
         device_limits(setup.device),
         num_heads=setup.num_heads,
@@ -284,29 +284,29 @@ def shared_prefix(setup: Setup) -> Iterator[Row]:
         head_size=setup.head_size,
         itemsize=setup.dtype.itemsize,
     )
-    for num_rows, prefix_len in itertools.product(setup.prefix_rows, setup.prefixes):
-        yield prefix_row(setup, num_rows, prefix_len, costs)
+    for num_seqs, prefix_len in itertools.product(setup.prefix_seqs, setup.prefixes):
+        yield prefix_result(setup, num_seqs, prefix_len, costs)
 
 
-def prefix_row(setup: Setup, num_rows: int, prefix_len: int, costs: PrefixCosts) -> Row:
+def prefix_result(setup: Setup, num_seqs: int, prefix_len: int, costs: PrefixCosts) -> Result:
     context_len = prefix_len + setup.tail
-    plain = make_step(setup, [(context_len + 1, 1)] * num_rows, prefix_len=prefix_len)
-    together = share(setup, plain, [PrefixGroup(0, num_rows, prefix_len // setup.block_size)])
+    plain = make_input(setup, [(context_len + 1, 1)] * num_seqs, prefix_len=prefix_len)
+    together = share(setup, plain, [PrefixGroup(0, num_seqs, prefix_len // setup.block_size)])
     off = error(together.run(setup), plain.run(setup))
     plain_us = microseconds(setup, partial(plain.run, setup))
     shared_us = microseconds(setup, partial(together.run, setup))
     chosen = bool(
-        find_prefix_groups(plain.block_tables, [1] * num_rows, [context_len] * num_rows, setup.block_size, costs)
+        find_prefix_groups(plain.block_tables, [1] * num_seqs, [context_len] * num_seqs, setup.block_size, costs)
     )
     if setup.dry:
         goal = ""
-    elif (num_rows, prefix_len) == (128, 1024):
+    elif (num_seqs, prefix_len) == (128, 1024):
         goal = "met" if chosen and plain_us >= PREFIX_GOAL * shared_us else "missed"
     else:
-        goal = "missed" if chosen and shared_us > GATE_SLACK * plain_us else "met" if chosen else ""
-    return Row(
+        goal = "missed" if chosen and shared_us > MAX_SHARED_SHARE * plain_us else "met" if chosen else ""
+    return Result(
         "prefix",
-        f"{num_rows} rows x {prefix_len}",
+        f"{num_seqs} sequences x {prefix_len}",
         {"plain us": plain_us, "shared us": shared_us, "times": plain_us / shared_us},
         note="gate: shared" if chosen else "gate: plain",
         goal=goal,
@@ -314,14 +314,14 @@ def prefix_row(setup: Setup, num_rows: int, prefix_len: int, costs: PrefixCosts)
     )
 
 
-def end_to_end(setup: Setup) -> Iterator[Row]:
-    """Rows answered, from random weights to tokens."""
+def end_to_end(setup: Setup) -> Iterator[Result]:
+    """The whole engine, with random weights."""
     for outcome in run_workloads(dry=setup.dry):
-        yield Row("end to end", outcome.name, outcome.figures, goal=outcome.goal)
+        yield Result("end to end", outcome.name, outcome.figures, goal=outcome.goal)
 
 
-#: Run in this order; each yields its rows as it goes.
-SECTIONS: tuple[Callable[[Setup], Iterator[Row]], ...] = (
+#: Run in this order.
+SECTIONS: tuple[Callable[[Setup], Iterator[Result]], ...] = (
     correctness,
     decode_bandwidth,
     against_sdpa,
@@ -341,39 +341,39 @@ def dry_setup() -> Setup:
         against_sdpa=((2, 40),),
         prefill=(2, 24),
         prefixes=(32,),
-        prefix_rows=(2, 5),
+        prefix_seqs=(2, 5),
         tail=5,
     )
 
 
-def print_row(row: Row) -> None:
-    figures = "  ".join(f"{name} {value:.4g}" for name, value in row.figures.items())
-    verdict = "WRONG" if row.wrong else f"goal {row.goal}" if row.goal else ""
-    print(f"{row.section:12} {row.case:28} {figures:56} {row.note:13} {verdict}".rstrip(), flush=True)
+def print_result(result: Result) -> None:
+    figures = "  ".join(f"{name} {value:.4g}" for name, value in result.figures.items())
+    verdict = "WRONG" if result.wrong else f"goal {result.goal}" if result.goal else ""
+    print(f"{result.section:12} {result.case:28} {figures:56} {result.note:13} {verdict}".rstrip(), flush=True)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Check and time the kernels on the GPU at hand.")
+    parser = argparse.ArgumentParser(description="Check and time the kernels on a GPU.")
     parser.add_argument("--dry", action="store_true", help="toy sizes in Triton's interpreter, on the CPU")
     args = parser.parse_args()
     if not args.dry and not torch.cuda.is_available():
-        print("gpu-check: no GPU here; --dry runs the same at toy size on the CPU", file=sys.stderr)
+        print("gpu-check: there is no GPU; --dry runs the same at toy size on the CPU", file=sys.stderr)
         return 2
     setup = dry_setup() if args.dry else Setup(torch.device("cuda", torch.cuda.current_device()))
 
     began = time.perf_counter()
-    rows: list[Row] = []
+    results: list[Result] = []
     for section in SECTIONS:
-        for row in section(setup):
-            rows.append(row)
-            print_row(row)
+        for result in section(setup):
+            results.append(result)
+            print_result(result)
     outcome = {
         "device": "interpreter" if setup.dry else torch.cuda.get_device_name(setup.device),
         "versions": {"torch": torch.__version__, "triton": triton.__version__},
         "seconds": time.perf_counter() - began,
-        "wrong": sum(row.wrong for row in rows),
-        "goals_missed": sum(row.goal == "missed" for row in rows),
-        "rows": [asdict(row) for row in rows],
+        "wrong": sum(result.wrong for result in results),
+        "goals_missed": sum(result.goal == "missed" for result in results),
+        "rows": [asdict(result) for result in results],
     }
     print(json.dumps(outcome))
     return 1 if outcome["wrong"] else 0

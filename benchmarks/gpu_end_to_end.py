@@ -1,7 +1,7 @@
-"""The whole engine on the GPU at hand: the end-to-end part of gpu-check, with random weights in Qwen3-0.6B's shape.
+"""The end-to-end part of gpu-check: the whole engine on a GPU, with random weights in Qwen3-0.6B's shape.
 
 - nano-vllm's workload: 256 sequences of 100-1024 random tokens in and 100-1024 out, end tokens ignored;
-- 8 prompts of 256 tokens, 32 new ones, by beam search of width 4, 8 and 20.
+- beam search of width 4, 8 and 20: 8 prompts of 256 tokens, 32 new tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pagedbatch.model.runner import ModelRunner
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
 
-#: Seconds that vLLM 0.32 takes for the beams on an A100, by width; the goal is a fifth of them.
+#: Seconds that vLLM 0.32 takes for the beam workloads on an A100, by width; the goal is a fifth of that.
 VLLM_BEAM_SECONDS = {4: 2.13, 8: 2.71, 20: 6.61}
 BEAM_GOAL = 5.0
 
@@ -54,7 +54,7 @@ TOY = {
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests to answer, and what to call them. `vllm_seconds` is None where there is no figure to beat."""
+    """Named requests. `vllm_seconds`: the time to compare with, if there is one."""
 
     name: str
     requests: list[Request]
@@ -67,7 +67,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a workload took. `goal` is "met", "missed" or empty."""
+    """The figures of a workload. `goal` is "met", "missed" or empty."""
 
     name: str
     figures: dict[str, float]
@@ -102,13 +102,13 @@ def full_workloads() -> list[Workload]:
         Request(i, random_prompt(rng, rng.randint(100, 1024), 10_000), sampled(rng.randint(100, 1024)), rng_key=i)
         for i in range(256)
     ]
-    return [Workload("nano-vllm's 256 rows", nano), *(beams(rng, 8, 256, 32, width) for width in VLLM_BEAM_SECONDS)]
+    return [Workload("nano-vllm's 256 requests", nano), *(beams(rng, 8, 256, 32, width) for width in VLLM_BEAM_SECONDS)]
 
 
 def toy_workloads() -> list[Workload]:
     rng = random.Random(0)
-    rows = [Request(i, random_prompt(rng, rng.randint(3, 20), 500), sampled(3), rng_key=i) for i in range(3)]
-    return [Workload("3 rows", rows), beams(rng, 1, 9, 3, 4)]
+    requests = [Request(i, random_prompt(rng, rng.randint(3, 20), 500), sampled(3), rng_key=i) for i in range(3)]
+    return [Workload("3 requests", requests), beams(rng, 1, 9, 3, 4)]
 
 
 def sampled(max_tokens: int) -> GenerationParams:
@@ -126,7 +126,7 @@ def random_prompt(rng: random.Random, length: int, largest: int) -> list[int]:
 
 
 def warm_up(workload: Workload) -> list[Request]:
-    """A few rows of the same kind, whose prompts are not those that are measured."""
+    """A few requests of the same kind with other prompts than those that are measured."""
     few = workload.requests[:8]
     return [Request(r.request_id, r.prompt_token_ids[::-1], r.params, r.rng_key) for r in few]
 

@@ -43,9 +43,13 @@ class RequestOutput:
         return sum(len(output.token_ids) for output in self.outputs)
 
 
+#: Every block of a pool is in exactly one of these states; in the order in which they are shown.
+BLOCK_STATES = ("private", "shared", "cached", "free")
+
+
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """Blocks by state: `private + shared + cached + free` is the pool. `filled_slots` lie in live blocks.
+    """Blocks by state (`BLOCK_STATES`), which add up to the pool. `filled_slots` lie in live blocks.
 
     `logical` is the summed length of all block tables: what the live blocks would be without sharing. `swapped` are
     blocks of the host pool, beside this one, that preempted groups hold.
@@ -62,6 +66,10 @@ class PoolCounts:
     @property
     def live(self) -> int:
         return self.private + self.shared
+
+    @property
+    def by_state(self) -> dict[str, int]:
+        return {state: getattr(self, state) for state in BLOCK_STATES}
 
 
 class BlockRun(NamedTuple):

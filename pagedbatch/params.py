@@ -1,104 +1,204 @@
-"""What a row may ask of generation: names, types, ranges and the combinations that are refused.
+"""The generation options, which a run or a row may give, and the combinations that are refused.
 
-Knows nothing about models, files or flags. Names are OpenAI's where OpenAI has one, else Hugging Face's.
+Names are OpenAI's where OpenAI has one, else Hugging Face's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pagedbatch.errors import ParamError
+from pagedbatch.options import option, options_of
 from pagedbatch.readers import (
     INT64,
     MAX_ADDED,
     BadWord,
     Reader,
-    allowed_token_ids,
-    bad_words,
+    biases,
     boolean,
     choice,
-    early_stopping,
     integer,
-    logit_bias,
-    logprobs,
+    num_logprobs,
     number,
+    some_token_ids,
     stop_strings,
+    stopping_rule,
     token_ids,
+    words_or_ids,
 )
 
 DEFAULT_MAX_TOKENS = 256
-#: Samples or beams of a row. Each takes a kilobyte of host memory before it has a token.
+#: Maximum samples or beams of a row. Each takes a kilobyte of host memory before it has a token.
 MAX_WIDTH = 2**16
-#: From here on a draw is as good as one from all tokens alike.
+#: Above this, all tokens are about equally likely.
 MAX_TEMPERATURE = 1e6
-#: What scores are multiplied by, or divided by: so that they stay finite in float32 after biases and penalties.
+#: Logits are multiplied or divided by at most this, so that they stay finite in float32 after biases and penalties.
 MAX_FACTOR = 1e6
 MAX_LOGPROBS = 100
-#: Hashed, not counted with: room for a UUID.
+#: A seed is only hashed, so a UUID may be one.
 MAX_SEED = 2**128
 #: `length ** length_penalty`, and a score divided by it, stay finite for every length up to 2**31 tokens.
 MAX_LENGTH_PENALTY = 32
 
-#: Defaults of a model that have no meaning beside samples, and beside beams.
-_OF_BEAMS = frozenset({"num_beams", "num_beam_groups", "diversity_penalty"})
-_OF_SAMPLES = frozenset({"temperature", "top_p", "top_k", "min_p"})
+#: Defaults of a model that are dropped when samples are drawn, and when beams are searched.
+_BEAM_SEARCH_ONLY = frozenset({"num_beams", "num_beam_groups", "diversity_penalty"})
+_SAMPLING_ONLY = frozenset({"temperature", "top_p", "top_k", "min_p"})
+
+_prompts = partial(option, group="Prompts")
+_length = partial(option, group="Length and stopping")
+_sampling = partial(option, group="Sampling")
+_penalties = partial(option, group="Penalties and token filters")
+_logprobs = partial(option, group="Logprobs")
+_beams = partial(option, group="Beam search")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationParams:
-    """The resolved settings of one request.
+    """The resolved settings of one request. What each means is said in its help.
 
-    `temperature` 0 is greedy. `num_beams` > 1 is beam search and then `n` is how many of its hypotheses are
-    returned. `best_of` samples are drawn and the `n` with the best mean logprob returned, the best first. Samples
-    are numbered from `sample_index` on: a sample depends on the seed, the row's id and its number alone. `logprobs`
-    K asks for the chosen token's logprob and the K most likely tokens of each position, `prompt_logprobs` K for the
-    same of the prompt. `max_tokens` 0 generates nothing. `add_bos` None leaves BOS to the tokenizer.
-    `thinking_budget` None lets the thinking part of an output be as long as it likes.
-    `merge_end_tokens`: beams that differ in their end token alone are one, with the likeliest.
-    `allowed_token_ids` empty allows all. `continue_final_message` leaves a chat's last message open; else, unless
-    `add_generation_prompt` is False, an assistant's turn is opened behind it.
+    `num_beams` > 1 is beam search, and then `n` is how many of its hypotheses are returned. Samples are numbered from
+    `sample_index` on. `allowed_token_ids` empty allows all.
     """
 
-    n: int = 1
-    best_of: int | None = None
-    sample_index: int = 0
-    num_beams: int = 1
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int = 0
-    max_tokens: int = DEFAULT_MAX_TOKENS
-    min_tokens: int = 0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    include_stop: bool = False
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    logprobs: int | None = None
-    logprobs_mode: str = "raw"
-    prompt_logprobs: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    no_repeat_ngram_size: int = 0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    bad_words: tuple[BadWord, ...] = ()
-    allowed_token_ids: tuple[int, ...] = ()
-    truncate_prompt: str = "error"
-    add_bos: bool | None = None
-    system_to_user: bool = False
-    continue_final_message: bool = False
-    add_generation_prompt: bool | None = None
-    length_penalty: float = 1.0
-    early_stopping: bool | str = False
-    merge_end_tokens: bool = False
-    thinking_budget: int | None = None
-    num_beam_groups: int = 1
-    diversity_penalty: float | None = None
-    """Diverse beam search: what a group's scores lose for each time that an earlier group went on with a token now."""
+    add_generation_prompt: bool | None = _prompts(
+        None, boolean, "Begin the assistant's answer after the last message of a chat.", default_text="on"
+    )
+    continue_final_message: bool = _prompts(
+        False, boolean, "Continue the last message of a chat, if it is the assistant's, instead of closing it."
+    )
+    system_to_user: bool = _prompts(
+        False, boolean, "Move system messages into the first user message, for chat templates that refuse them."
+    )
+    add_bos: bool | None = _prompts(
+        None,
+        boolean,
+        "Put the BOS token before text prompts.",
+        default_text="as the tokenizer does, and never a second one",
+    )
+    truncate_prompt: str = _prompts(
+        "error",
+        choice("error", "left", "right"),
+        "What happens to a prompt that leaves no room for an output: an error, or its left or right end is cut off, "
+        "down to half of the context at most.",
+    )
+
+    max_tokens: int = _length(
+        DEFAULT_MAX_TOKENS, integer(0, INT64), "Maximum new tokens per output. 0 generates nothing."
+    )
+    min_tokens: int = _length(0, integer(0, INT64), "Minimum new tokens per output: none ends before.")
+    stop: tuple[str, ...] = _length(
+        (), stop_strings, r"Stop at this text, which the output leaves out. Repeatable. \n and \t are understood."
+    )
+    stop_token_ids: tuple[int, ...] = _length((), token_ids, "Stop at this token id. Repeatable.")
+    include_stop: bool = _length(False, boolean, "Keep the stop string in the output's text.")
+    ignore_eos: bool = _length(False, boolean, "Continue after the model's end tokens.")
+    skip_special_tokens: bool = _length(True, boolean, "Leave special tokens out of the output's text.")
+    thinking_budget: int | None = _length(
+        None,
+        integer(0, INT64),
+        "Close the thinking part of an output after this many tokens. --max-tokens counts them too.",
+        default_text="no limit",
+    )
+
+    n: int = _sampling(1, integer(1, MAX_WIDTH), "Number of outputs per row.", short="-n")
+    best_of: int | None = _sampling(
+        None,
+        integer(1, MAX_WIDTH),
+        "Number of samples to draw. The n with the best mean logprob are written, the best first.",
+        default_text="n",
+    )
+    sample_index: int = _sampling(
+        0,
+        integer(0, INT64),
+        "Number of a row's first sample. A sample depends only on the seed, the row's id and its own number.",
+    )
+    temperature: float = _sampling(
+        0.0,
+        number(0, MAX_TEMPERATURE),
+        "Sampling temperature. 0 is greedy: the most likely token each time.",
+        default_text="the model's, if it samples by default; else 0 for one output and 1 for several",
+    )
+    top_p: float = _sampling(
+        1.0, number(0, 1, above_low=True), "Sample from the most likely tokens whose probabilities add up to this."
+    )
+    top_k: int = _sampling(0, integer(-1, INT64), "Sample from the K most likely tokens. 0 or -1: from all.")
+    min_p: float = _sampling(
+        0.0, number(0, 1), "Leave out tokens whose probability is below this share of the most likely one's."
+    )
+    seed: int = _sampling(
+        0, integer(-MAX_SEED, MAX_SEED), "Random seed. The same seed and row id give the same outputs."
+    )
+
+    presence_penalty: float = _penalties(
+        0.0, number(-MAX_ADDED, MAX_ADDED), "Subtracted once from the logit of each token that the output contains."
+    )
+    frequency_penalty: float = _penalties(
+        0.0, number(-MAX_ADDED, MAX_ADDED), "Subtracted from a token's logit for each time that the output contains it."
+    )
+    repetition_penalty: float = _penalties(
+        1.0,
+        number(1 / MAX_FACTOR, MAX_FACTOR),
+        "Divides positive and multiplies negative logits of tokens that the prompt or the output contains.",
+    )
+    no_repeat_ngram_size: int = _penalties(
+        0, integer(0, INT64), "No sequence of this many tokens occurs twice in prompt and output. 0: any may."
+    )
+    logit_bias: tuple[tuple[int, float], ...] = _penalties(
+        (), biases, "What is added to the logits of tokens, by token id, such as '{\"50256\":-100}'."
+    )
+    bad_words: tuple[BadWord, ...] = _penalties(
+        (),
+        words_or_ids,
+        "Text that is never generated, as the tokenizer encodes it. Repeatable. Rows may also give lists of token ids.",
+    )
+    allowed_token_ids: tuple[int, ...] = _penalties(
+        (), some_token_ids, "Generate only these token ids. Repeatable. Include an end token."
+    )
+
+    logprobs: int | None = _logprobs(
+        None,
+        num_logprobs(MAX_LOGPROBS),
+        "Write the logprob of each output token, and the K most likely tokens beside it.",
+    )
+    logprobs_mode: str = _logprobs(
+        "raw",
+        choice("raw", "processed"),
+        "raw: logprobs as the model gives them. processed: after all penalties, biases and filters.",
+    )
+    prompt_logprobs: int | None = _logprobs(
+        None, num_logprobs(MAX_LOGPROBS), "The same for each token of the prompt, always raw."
+    )
+
+    num_beams: int = _beams(
+        1, integer(1, MAX_WIDTH), "Beam search of this width; the n best of its outputs are written."
+    )
+    length_penalty: float = _beams(
+        1.0,
+        number(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY),
+        "A beam's score is its logprob divided by its length to the power of this.",
+    )
+    early_stopping: bool | str = _beams(
+        False,
+        stopping_rule,
+        "When a search ends. true: with --num-beams finished outputs. false: when the best live beam, at its present "
+        "length, is no better than the worst of them. never: when no live beam can still win at any length.",
+    )
+    merge_end_tokens: bool = _beams(
+        False,
+        boolean,
+        "Beams that differ only in their end token count as one, the likeliest. Items of a catalog always do.",
+    )
+    num_beam_groups: int = _beams(
+        1, integer(1, MAX_WIDTH), "Diverse beam search: number of equal groups, which avoid each other's tokens."
+    )
+    diversity_penalty: float | None = _beams(
+        None,
+        number(0, MAX_ADDED),
+        "Subtracted from a token's logprob for each beam of an earlier group that takes it at the same step.",
+    )
 
     @property
     def use_beam_search(self) -> bool:
@@ -106,12 +206,12 @@ class GenerationParams:
 
     @property
     def beams_per_group(self) -> int:
-        """Beams that are ranked against each other: all, but in diverse beam search."""
+        """Beams that are ranked against each other: all of them, except in diverse beam search."""
         return self.num_beams // self.num_beam_groups
 
     @property
     def num_samples(self) -> int:
-        """Samples that are drawn; without meaning in beam search."""
+        """Samples to draw; meaningless in beam search."""
         return self.n if self.best_of is None else self.best_of
 
     @property
@@ -125,12 +225,12 @@ class GenerationParams:
 
     @property
     def bad_words_ids(self) -> list[tuple[int, ...]]:
-        """The token sequences among `bad_words`: all of them, once the strings were encoded."""
+        """The token sequences among `bad_words`: all of them, once the texts have been encoded."""
         return [word for word in self.bad_words if not isinstance(word, str)]
 
     @property
     def width(self) -> int:
-        """Sequences after the first token: samples, or beams."""
+        """Number of sequences after the first token: samples or beams."""
         return self.num_beams if self.use_beam_search else self.num_samples
 
     @property
@@ -145,54 +245,17 @@ class GenerationParams:
         )
 
 
-#: How each field is read from JSON or TOML. The keys are exactly the fields of `GenerationParams`.
-READERS: dict[str, Reader] = {
-    "n": integer(1, MAX_WIDTH),
-    "best_of": integer(1, MAX_WIDTH),
-    "sample_index": integer(0, INT64),
-    "num_beams": integer(1, MAX_WIDTH),
-    "temperature": number(0, MAX_TEMPERATURE),
-    "top_p": number(0, 1, above_low=True),
-    "top_k": integer(-1, INT64),
-    "min_p": number(0, 1),
-    "seed": integer(-MAX_SEED, MAX_SEED),
-    "max_tokens": integer(0, INT64),
-    "min_tokens": integer(0, INT64),
-    "stop": stop_strings,
-    "stop_token_ids": token_ids,
-    "include_stop": boolean,
-    "ignore_eos": boolean,
-    "skip_special_tokens": boolean,
-    "logprobs": logprobs(MAX_LOGPROBS),
-    "logprobs_mode": choice("raw", "processed"),
-    "prompt_logprobs": logprobs(MAX_LOGPROBS),
-    "presence_penalty": number(-MAX_ADDED, MAX_ADDED),
-    "frequency_penalty": number(-MAX_ADDED, MAX_ADDED),
-    "repetition_penalty": number(1 / MAX_FACTOR, MAX_FACTOR),
-    "no_repeat_ngram_size": integer(0, INT64),
-    "logit_bias": logit_bias,
-    "bad_words": bad_words,
-    "allowed_token_ids": allowed_token_ids,
-    "truncate_prompt": choice("error", "left", "right"),
-    "add_bos": boolean,
-    "system_to_user": boolean,
-    "continue_final_message": boolean,
-    "add_generation_prompt": boolean,
-    "length_penalty": number(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY),
-    "early_stopping": early_stopping,
-    "merge_end_tokens": boolean,
-    "thinking_budget": integer(0, INT64),
-    "num_beam_groups": integer(1, MAX_WIDTH),
-    "diversity_penalty": number(0, MAX_ADDED),
-}
-assert set(READERS) == {field.name for field in fields(GenerationParams)}
+#: The options that both a run and a row may give.
+GENERATION_OPTIONS = options_of(GenerationParams, in_rows=True)
+#: How each of them is read from JSON or TOML.
+READERS: dict[str, Reader] = {name: each.read for name, each in GENERATION_OPTIONS.items()}
 
 
 def resolve(model_defaults: Mapping[str, Any], *layers: Mapping[str, Any]) -> GenerationParams:
     """Merges setting layers, the strongest last, into checked parameters.
 
-    Each layer maps field names to raw values; `None` means "not given here". Where nobody gives a temperature it is 0
-    (greedy) for one output and 1.0 for several samples. What a model says by default gives way to what is asked.
+    Each layer maps names to raw values; `None` means "not given here". If nobody gives a temperature, it is 0 (greedy)
+    for one output and 1.0 for several samples. The model's defaults give way to all layers.
 
     Raises:
         ParamError: a value has the wrong type or range, or two settings can't be combined.
@@ -200,7 +263,7 @@ def resolve(model_defaults: Mapping[str, Any], *layers: Mapping[str, Any]) -> Ge
     asked = {name: value for layer in layers for name, value in layer.items() if value is not None}
     asked = {name: READERS[name](name, value) for name, value in asked.items()}
     defaults = {name: READERS[name](name, value) for name, value in model_defaults.items() if name not in asked}
-    values = {**_beside(defaults, asked), **asked}
+    values = {**_compatible(defaults, asked), **asked}
     uses_beams = values.get("num_beams", 1) > 1
     if "temperature" not in asked and (uses_beams or "temperature" not in values):
         num_samples = values.get("best_of") or values.get("n", 1)
@@ -210,17 +273,17 @@ def resolve(model_defaults: Mapping[str, Any], *layers: Mapping[str, Any]) -> Ge
     return params
 
 
-def _beside(defaults: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
-    """The model's defaults that go with what is asked.
+def _compatible(defaults: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    """The model's defaults that can be combined with what was asked for.
 
-    Whoever asks for samples gets no beams, who asks for beams no groups of them, and who gets beams no sampling. An
-    asked limit bounds a default minimum.
+    Asking for samples drops defaults of beam search, asking for beams drops default groups of beams, and beam search
+    drops defaults of sampling. A default minimum or maximum of tokens gives way to an asked maximum or minimum.
     """
     samples = asked.get("temperature", 0) > 0 or asked.get("n", 1) > defaults.get("num_beams", 1)
     if samples or any(name in asked for name in ("best_of", "sample_index", "num_beams")):
-        defaults = {name: value for name, value in defaults.items() if name not in _OF_BEAMS}
+        defaults = {name: value for name, value in defaults.items() if name not in _BEAM_SEARCH_ONLY}
     if asked.get("num_beams", defaults.get("num_beams", 1)) > 1:
-        defaults = {name: value for name, value in defaults.items() if name not in _OF_SAMPLES}
+        defaults = {name: value for name, value in defaults.items() if name not in _SAMPLING_ONLY}
     if "min_tokens" in defaults and "max_tokens" in asked:
         defaults["min_tokens"] = min(defaults["min_tokens"], max(0, asked["max_tokens"]))
     if "max_tokens" in defaults and "min_tokens" in asked:
@@ -230,7 +293,7 @@ def _beside(defaults: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
 
 def _check(p: GenerationParams) -> None:
     if p.best_of is not None and p.best_of < p.n:
-        raise ParamError(f"best_of {p.best_of} is below n {p.n}: so many samples must be drawn")
+        raise ParamError(f"best_of {p.best_of} is below n {p.n}: at least n samples must be drawn")
     if p.min_tokens > p.max_tokens:
         raise ParamError(f"min_tokens {p.min_tokens} is above max_tokens {p.max_tokens}")
     if p.continue_final_message and p.add_generation_prompt:

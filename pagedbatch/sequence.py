@@ -101,7 +101,7 @@ class Sequence:
         self.tail: TokenNode | None = None
         self.cumulative_logprob = 0.0
         self.num_computed_tokens = 0
-        #: The most tokens that were ever computed: what lies below it and is computed again is recomputation.
+        #: Maximum of `num_computed_tokens` so far: what lies below it and is computed again is recomputation.
         self.peak_computed_tokens = 0
         self.constraint: ConstraintState | None = None
 
@@ -174,7 +174,7 @@ class SequenceGroup:
 
     request: Request
     arrival: int
-    #: The most sequences that it may have at once. Beams all run; samples beyond it wait.
+    #: Maximum number of sequences at once. Beams all run; samples beyond it wait.
     max_width: int
     sequences: list[Sequence] = field(default_factory=list)
     #: Samples that wait for another one to finish, each with its first token and without blocks.
@@ -183,7 +183,7 @@ class SequenceGroup:
     state: GroupState = GroupState.WAITING
     num_cached_tokens: int = 0
     num_preemptions: int = 0
-    #: The most distinct blocks that the group held when it was preempted by recomputation.
+    #: Maximum number of distinct blocks that the group held when it was preempted by recomputation.
     num_blocks_lost: int = 0
     search_is_over: bool = False
     #: Grows with the prompt's chunks, where the request asked for it.

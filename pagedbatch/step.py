@@ -45,13 +45,13 @@ class History:
 
 
 class SampleTask(NamedTuple):
-    """Draw one token for each of `sample_indices` from the last position of scheduled sequence `row`.
+    """Draw one token for each of `sample_indices` from the last position of scheduled sequence `seq_index`.
 
     More than one index stands only at the first position of a group with n > 1. `position` counts generated tokens.
     `allowed` is what the row's constraint leaves; None: anything.
     """
 
-    row: int
+    seq_index: int
     params: GenerationParams
     rng_key: int
     sample_indices: tuple[int, ...]
@@ -62,13 +62,13 @@ class SampleTask(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BeamTask:
-    """Rank the continuations of the beams in scheduled sequences `rows`, whose summed logprobs are `scores`.
+    """Rank the continuations of the beams in scheduled sequences `seq_indices`, whose summed logprobs are `scores`.
 
     A request has a task for each `beam_group` that still searches, in order. At the first position all of them start
-    from the prompt's row.
+    from the prompt's sequence.
     """
 
-    rows: range
+    seq_indices: range
     params: GenerationParams
     scores: list[float]
     num_candidates: int
@@ -82,10 +82,10 @@ class BeamTask:
 class PromptTask:
     """Say how likely the model found `targets`, tokens of a prompt that follow each other, and what was likeliest.
 
-    The first target comes after token `first` of those that scheduled sequence `row` computes in this step.
+    The first target comes after token `first` of those that scheduled sequence `seq_index` computes in this step.
     """
 
-    row: int
+    seq_index: int
     first: int
     targets: list[int]
     num_top: int
@@ -122,9 +122,9 @@ class SampleResult(NamedTuple):
 class BeamResult:
     """The best continuations of a beam group, best first.
 
-    `parents` index into the task's rows; `scores` are the summed (processed) logprobs up to and with the new token;
-    `logprobs` are the new token's own. Fewer than asked come back when fewer are possible.
-    `top_logprobs` has one entry a parent row.
+    `parents` index into the task's `seq_indices`; `scores` are the summed (processed) logprobs, the new token's
+    included; `logprobs` are the new token's own. Fewer than asked come back when fewer are possible.
+    `top_logprobs` has one entry per parent.
     """
 
     parents: list[int]

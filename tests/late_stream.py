@@ -23,7 +23,7 @@ from pagedbatch.step import ModelRunnerOutput, SchedulerOutput
 
 DEVICE = torch.device("cuda")
 #: Sharing pays always, as far as these say.
-FREE = PrefixCosts(queries_per_kv=1, row_tile=1, group_tile=64, reread=1.0, merge=0.0, launch=0.0)
+FREE = PrefixCosts(queries_per_kv=1, plain_tile=1, shared_tile=64, reread=1.0, merge=0.0, launch=0.0)
 
 
 class LateStream:
@@ -121,8 +121,8 @@ class LateRunner(FakeRunner):
         if step.samples or step.beams:
             self._stream.wait()
         return ModelRunnerOutput(
-            samples=[self._draw(task, read[task.row]) for task in step.samples],
-            beams=[self._rank(task, [read[row] for row in task.rows]) for task in step.beams],
+            samples=[self._draw(task, read[task.seq_index]) for task in step.samples],
+            beams=[self._rank(task, [read[row] for row in task.seq_indices]) for task in step.beams],
         )
 
     def _forward(self, batch: InputBatch, needed: list[int]) -> list[tuple[int | None, ...]]:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fake_runs import fake_engine, fake_run, request
+from fake_runner import FakeRunner
+from fake_runs import VOCABULARY, fake_engine, fake_run, request
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from pagedbatch.config import EngineConfig
-from pagedbatch.engine.admission import refusal
+from pagedbatch.engine.admission import blocks_at_most, max_width, refusal
+from pagedbatch.sequence import SequenceGroup
 
 MIB = 2**20
 
@@ -41,6 +45,27 @@ def test_the_others_are_answered() -> None:
     assert [run.outputs[row].error for row in (0, 2)] == [None, None]
 
 
+def test_the_last_token_takes_no_slot() -> None:
+    """Its K/V are never computed: a prompt of 4 and 5 new tokens fill two blocks of 4."""
+    config = EngineConfig(num_blocks=2, block_size=4)
+    assert refusal(config, request(0, 4, max_tokens=5)) is None
+    assert "needs 3 KV blocks" in (refusal(config, request(0, 4, max_tokens=6)) or "")
+    assert fake_run([request(0, 4, max_tokens=5, ignore_eos=True)], num_blocks=2).outputs[0].error is None
+
+
+@pytest.mark.parametrize(("n", "num_blocks"), [(1, 10), (3, 18)])
+def test_under_a_window_neither_prompt_nor_output_sets_the_bound(n: int, num_blocks: int) -> None:
+    """Two windows' worth of the prompt, as a step computes one at once, and one of each tail, with two borders each."""
+    config = EngineConfig(num_blocks=num_blocks, block_size=4, window=8, max_num_batched_tokens=8)
+    assert refusal(config, request(0, 400, n=n, max_tokens=300)) is None
+
+
+def test_a_row_that_computes_nothing_is_never_refused() -> None:
+    row = request(0, 100, max_tokens=0)
+    assert row.computes_nothing
+    assert refusal(EngineConfig(num_blocks=1, block_size=4), row) is None
+
+
 @pytest.mark.parametrize("block_size", [1, 4])
 def test_thousands_of_samples_take_turns_in_a_small_pool(block_size: int) -> None:
     run = fake_run([request(0, 4, n=3000, max_tokens=3)], num_blocks=64, block_size=block_size, max_num_seqs=4)
@@ -60,3 +85,43 @@ def test_beams_wider_than_any_budget_run_or_are_refused(max_tokens: int) -> None
         )
     else:
         assert run.outputs[0].error is None
+
+
+class WindowRunner(FakeRunner):
+    """Sees the last `window` tokens alone: the blocks before them may be gone."""
+
+    def __init__(self, num_blocks: int, block_size: int, window: int) -> None:
+        super().__init__(num_blocks, block_size, vocab_size=VOCABULARY)
+        self.window = window
+
+    def _read(self, block_table: list[int], length: int) -> tuple[int | None, ...]:
+        size = self.block_size
+        seen = range(max(0, length - self.window), length)
+        assert all(block_table[position // size] >= 0 for position in seen), "a block left the table too early"
+        return tuple(self.pool[block_table[position // size]][position % size] for position in seen)
+
+
+@given(
+    prompt_len=st.integers(1, 40),
+    params=st.sampled_from([{}, {"n": 2}, {"n": 5}, {"num_beams": 3}, {"num_beams": 2}]),
+    max_tokens=st.integers(1, 40),
+    window=st.integers(1, 16),
+    block_size=st.integers(1, 5),
+    max_num_batched_tokens=st.integers(1, 12),
+)
+@example(prompt_len=40, params={}, max_tokens=1, window=4, block_size=4, max_num_batched_tokens=3)
+def test_a_row_runs_in_the_fewest_blocks_that_admit_it(
+    prompt_len: int, params: dict[str, Any], max_tokens: int, window: int, block_size: int, max_num_batched_tokens: int
+) -> None:
+    """The bound under a sliding window is enough: nothing stalls, and nothing is read that was given back."""
+    row = request(0, prompt_len, max_tokens=max_tokens, ignore_eos=True, **params)
+    settings: dict[str, Any] = {"window": window, "max_num_batched_tokens": max_num_batched_tokens}
+    config = EngineConfig(num_blocks=1, block_size=block_size, **settings)
+    num_blocks = blocks_at_most(config, SequenceGroup(row, 0, max_width(config, row.params)))
+    runner = WindowRunner(num_blocks, block_size, window)
+    run = fake_engine(num_blocks=num_blocks, block_size=block_size, runner=runner, **settings)
+    run.add(row)
+    run.drain()
+    assert run.outputs[0].error is None
+    assert run.counters.failed_steps == 0
+    assert {len(output.token_ids) for output in run.outputs[0].outputs} == {max_tokens}

@@ -71,7 +71,7 @@ class Tables(RuleBasedStateMachine):
             table = self.manager.block_table(seq_id)
             for position in range(start, stop):
                 self.device[table[position // self.block_size]][position % self.block_size] = history[position]
-            self.manager.register_full_blocks(seq_id, stop, lambda a, b, tokens=history: tokens[a:b])  # type: ignore[misc]
+            self.manager.cache_full_blocks(seq_id, stop, lambda a, b, tokens=history: tokens[a:b])  # type: ignore[misc]
         assert before - self.manager.pool.num_available == needed
 
     @rule(prompt=tokens)
@@ -82,7 +82,7 @@ class Tables(RuleBasedStateMachine):
         found = len(prefix) * self.block_size
         assert found < len(prompt), "at least one token is left to compute"
         before, cost = self.manager.pool.num_available, self.manager.available_cost(prefix)
-        self.manager.open(seq_id, root, prefix)
+        self.manager.create_table(seq_id, root, prefix)
         assert before - self.manager.pool.num_available == cost
         group.sequences[seq_id] = prompt[:found]
         self.groups.append(group)
@@ -112,11 +112,11 @@ class Tables(RuleBasedStateMachine):
 
     @precondition(lambda self: any(len(group.sequences) > 1 for group in self.resident()))
     @rule(data=st.data())
-    def fork_over(self, data: st.DataObject) -> None:
+    def replace_with_fork(self, data: st.DataObject) -> None:
         group = data.draw(st.sampled_from([group for group in self.resident() if len(group.sequences) > 1]))
         parent, dead = data.draw(st.permutations(sorted(group.sequences)))[:2]
         child, table = self.new_id(), list(self.manager.block_table(parent))
-        self.manager.fork_over(parent, child, dead)
+        self.manager.replace_with_fork(parent, child, dead)
         assert self.manager.block_table(child) == self.manager.block_table(parent) == table
         assert not self.manager.has_table(dead)
         group.sequences[child] = list(group.sequences[parent])
@@ -195,9 +195,9 @@ def opened(manager: BlockManager, seq_id: int, prompt: Tokens, key: int = 0) -> 
     """Opens a sequence, fills its table and returns how many tokens stood in the pool."""
     root = manager.root_of(key)
     prefix = manager.match_prefix(root, prompt)
-    manager.open(seq_id, root, prefix)
+    manager.create_table(seq_id, root, prefix)
     manager.extend(seq_id, len(prefix) * manager.block_size, len(prompt))
-    manager.register_full_blocks(seq_id, len(prompt), lambda start, stop: prompt[start:stop])
+    manager.cache_full_blocks(seq_id, len(prompt), lambda start, stop: prompt[start:stop])
     return len(prefix) * manager.block_size
 
 
@@ -218,7 +218,7 @@ def test_a_child_in_place_of_a_dead_sibling_that_holds_more_of_the_window() -> N
     opened(manager, 1, [1, 2, 3, 4, 5])
     manager.fork(1, 2)
     manager.drop_before(1, 2)
-    manager.fork_over(1, 3, 2)
+    manager.replace_with_fork(1, 3, 2)
     manager.check_integrity()
     assert manager.block_table(3) == manager.block_table(1)
 

@@ -19,14 +19,14 @@ def test_the_states_of_a_block() -> None:
     assert counts(pool) == (0, 0, 0, 3)
     block = pool.allocate()
     assert counts(pool) == (1, 0, 0, 2)
-    pool.share(block)
-    pool.share(block)
+    pool.touch(block)
+    pool.touch(block)
     assert counts(pool) == (0, 1, 0, 2)
     assert (pool.free(block), pool.free(block)) == (False, False)
     assert counts(pool) == (1, 0, 0, 2)
     assert pool.free(block, keep_cached=True)
     assert counts(pool) == (0, 0, 1, 2)
-    pool.share(block)
+    pool.touch(block)
     assert counts(pool) == (1, 0, 0, 2)
     assert pool.free(block)
     assert counts(pool) == (0, 0, 0, 3)
@@ -52,7 +52,7 @@ def test_a_free_block_cannot_be_shared() -> None:
     pool.free(pool.allocate())
     for block in range(2):
         with pytest.raises(BlockAccountingError, match=f"block {block} is free"):
-            pool.share(block)
+            pool.touch(block)
 
 
 def test_an_empty_pool_raises() -> None:
@@ -69,7 +69,7 @@ def test_cached_blocks_go_last_and_the_longest_unused_goes_first() -> None:
         pool.allocate()
     for block in (1, 0, 2):
         pool.free(block, keep_cached=True)
-    pool.share(1)
+    pool.touch(1)
     pool.free(1, keep_cached=True)  # used again: now the youngest
     assert pool.num_available == 4
     assert [pool.allocate() for _ in range(4)] == [3, 0, 2, 1]
@@ -95,7 +95,7 @@ def test_the_integrity_check_notices_damage(damage: str) -> None:
         pool.check_integrity()
 
 
-@given(st.lists(st.tuples(st.sampled_from(["allocate", "share", "free", "cache"]), st.integers(0, 4))))
+@given(st.lists(st.tuples(st.sampled_from(["allocate", "touch", "free", "cache"]), st.integers(0, 4))))
 def test_random_operations_against_a_recount(operations: list[tuple[str, int]]) -> None:
     evicted: list[int] = []
     pool = BlockPool(5, on_evict=evicted.append)
@@ -114,12 +114,12 @@ def test_random_operations_against_a_recount(operations: list[tuple[str, int]]) 
             assert evicted == ([] if someone_is_free else cached[:1])
             owners[block] = 1
             cached = [each for each in cached if each != block]
-        elif name == "share":
+        elif name == "touch":
             if not owners[block] and block not in cached:
                 with pytest.raises(BlockAccountingError):
-                    pool.share(block)
+                    pool.touch(block)
                 continue
-            pool.share(block)
+            pool.touch(block)
             owners[block] += 1
             cached = [each for each in cached if each != block]
         else:

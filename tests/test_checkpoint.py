@@ -10,9 +10,9 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from families import COMMON, FAMILIES, GQA_KEYS, MHA_ONLY
 from model_folders import command, edit, edit_weights, load_all, refusal
 from safetensors.torch import load_file, save_file
-from test_families import COMMON, FAMILIES, GQA_KEYS, MHA_ONLY
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 

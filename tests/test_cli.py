@@ -15,9 +15,8 @@ import pytest
 from rich.console import Console
 
 from pagedbatch.cli.progress import make_progress
-from pagedbatch.cli.run import _unescape, run
 from pagedbatch.run.job import Ui, run_job
-from pagedbatch.settings import NAMES, merge
+from pagedbatch.settings import OPTIONS, merge
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SLOW_MODULES = ("torch", "transformers", "triton", "datasets", "pyarrow", "numpy")
@@ -65,26 +64,6 @@ def test_version() -> None:
     from pagedbatch import __version__
 
     assert _pagedbatch(Path(), "--version") == (0, f"pagedbatch {__version__}\n".encode(), "")
-
-
-def test_every_setting_is_a_flag_and_every_flag_a_setting() -> None:
-    assert set(run.__annotations__) - {"return", "recipe"} == NAMES
-
-
-def test_the_help_is_grouped() -> None:
-    _, out, _ = _pagedbatch(Path(), "run", "--help")
-    panels = [line.split("─ ")[1].split(" ─")[0] for line in out.decode().splitlines() if line.startswith("╭")]
-    assert panels == [
-        "Arguments",
-        "Options",
-        "Input",
-        "Generation",
-        "Beams",
-        "Constraints",
-        "Engine",
-        "Workers",
-        "Output",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -213,12 +192,4 @@ def test_recipes_hold_only_settings() -> None:
     recipes = sorted((REPOSITORY / "recipes").glob("*.toml"))
     assert recipes
     for recipe in recipes:
-        assert {key.replace("-", "_") for key in tomllib.loads(recipe.read_text())} <= NAMES, recipe.name
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [(r"a\nb", "a\nb"), (r"a\tb", "a\tb"), (r"a\\nb", r"a\nb"), ("a\nb", "a\nb"), (r"\d\x", r"\d\x")],
-)
-def test_escapes_on_the_command_line(typed: str, meant: str) -> None:
-    assert _unescape(typed) == meant
+        assert {key.replace("-", "_") for key in tomllib.loads(recipe.read_text())} <= OPTIONS.keys(), recipe.name

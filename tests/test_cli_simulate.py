@@ -84,7 +84,7 @@ def test_rows_with_a_prefix_in_common_find_it(tmp_path: Path) -> None:
         (("--log-normal", "1,2,1", "--num-layers", 2), "--num-layers, --num-kv-heads and --head-dim: give all three"),
         ((*SHAPE, "--log-normal", "1,2,1", "--model", "nowhere"), "give one or the other"),
         (("--log-normal", "1,2,1", "--prefix-length", "5"), "leave them and --prefix-length out"),
-        (("--log-normal", "1,2,1", "--dtype", "int4"), "--dtype: 'int4' is none of"),
+        (("--log-normal", "1,2,1", "--dtype", "int4"), "--dtype must be one of float32, bfloat16, float16, got 'int4'"),
         (("nowhere.csv",), "nowhere.csv"),
         (("--log-normal", "1,2,1", "--num-beams", 4, "--n", 2), "leave --n and --sample-lengths out"),
     ],

@@ -133,12 +133,12 @@ def test_blocks_that_left_the_window_are_not_read(window: int, dtype: torch.dtyp
     case = paged_case(RAGGED, block_size=block_size, dtype=dtype)
     expected = reference.paged_attention(case.query, case.layer_cache, case.batch, scale=0.3, sliding_window=window)
     tables, layer_cache = case.batch.block_tables.clone(), case.layer_cache.clone()
-    for row, (seq_len, query_len) in enumerate(RAGGED):
+    for i, (seq_len, query_len) in enumerate(RAGGED):
         first_visible = max(0, seq_len - query_len - window + 1)
-        dropped = tables[row, : first_visible // block_size].clone()
+        dropped = tables[i, : first_visible // block_size].clone()
         layer_cache[:, dropped] = torch.nan
-        tables[row, : first_visible // block_size] = -1
-        layer_cache[:, tables[row, first_visible // block_size], : first_visible % block_size] = torch.nan
+        tables[i, : first_visible // block_size] = -1
+        layer_cache[:, tables[i, first_visible // block_size], : first_visible % block_size] = torch.nan
     dropped_case = replace(case, layer_cache=layer_cache, batch=replace(case.batch, block_tables=tables))
     assert relative_error(attend(dropped_case, sliding_window=window), expected) < TOLERANCE[dtype]
 
@@ -175,7 +175,7 @@ def test_scores_far_apart_and_far_from_zero(block_size: int) -> None:
 @DTYPES
 @pytest.mark.parametrize("step", [-1.0, 0.03125, 0.25, 1.0])
 def test_scores_that_rise_or_fall_along_the_sequence(step: float, dtype: torch.dtype, block_size: int) -> None:
-    """By so much in all that the scale of the running sums moves never, in some chunks, in each; scores are exact."""
+    """So that row_max moves never, in some chunks, or in each; the scores are exact."""
     case = paged_case(RAGGED, block_size=block_size, dtype=dtype)
     case.query[:] = 1.0
     for (seq_len, _), table in zip(RAGGED, case.block_tables, strict=True):
@@ -248,9 +248,9 @@ def test_a_shared_prefix_changes_no_bit(
 
 
 def test_the_plan_finds_what_pays() -> None:
-    case = paged_case([(405 + row, 1) for row in range(16)], shared_blocks=50)
+    case = paged_case([(405 + i, 1) for i in range(16)], shared_blocks=50)
     costs = backend().prefix_costs(AttentionShape(4, 2, 32, 4), CPU)
-    groups = find_prefix_groups(case.block_tables, [1] * 16, [404 + row for row in range(16)], 8, costs)
+    groups = find_prefix_groups(case.block_tables, [1] * 16, [404 + i for i in range(16)], 8, costs)
     assert groups == (PrefixGroup(0, 16, 50),)
     check(share(case, list(groups)))
     assert find_prefix_groups(case.block_tables[:2], [1] * 2, [404, 405], 8, costs) == ()
@@ -259,7 +259,7 @@ def test_the_plan_finds_what_pays() -> None:
 @BLOCKS
 @DTYPES
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 30}, {"softcap": 2.0}], ids=str)
-def test_a_row_is_the_same_bits_alone_and_in_any_batch(
+def test_a_sequence_is_the_same_bits_alone_and_in_any_batch(
     threads: int, options: dict[str, Any], dtype: torch.dtype, block_size: int
 ) -> None:
     """Also a prompt's tokens computed at once or one by one: a run that was preempted computes them again."""
@@ -333,20 +333,20 @@ def test_what_does_not_fit_is_refused() -> None:
     for message, change in changes:
         with pytest.raises(ValueError, match=message):
             backend().paged_attention(**{**arguments, **change})
-    row = torch.zeros(1, 2, 32)
+    token = torch.zeros(1, 2, 32)
     for slot in (-1, 8 * case.layer_cache.shape[1]):
         with pytest.raises(IndexError, match="a slot lies outside"):
-            backend().write_kv(row, row, case.layer_cache, torch.tensor([slot]))
+            backend().write_kv(token, token, case.layer_cache, torch.tensor([slot]))
     with pytest.raises(ValueError, match="K or V"):
-        backend().write_kv(row, row.double(), case.layer_cache, torch.tensor([0]))
+        backend().write_kv(token, token.double(), case.layer_cache, torch.tensor([0]))
     with pytest.raises(IndexError, match="a block lies outside"):
         backend().copy_blocks(case.layer_cache[None], torch.tensor([0]), torch.tensor([99]))
-    with pytest.raises(ValueError, match="1 blocks for 2 places"):
+    with pytest.raises(ValueError, match="1 source blocks for 2 destinations"):
         backend().copy_blocks(case.layer_cache[None], torch.tensor([0]), torch.tensor([1, 2]))
 
 
 def requests() -> list[Request]:
-    """Greedy rows, four samples and four beams; some share a prefix of more than a chunk."""
+    """Greedy requests, four samples and four beams; some share a prefix of more than a chunk."""
     rng = random.Random(5)
     prefix = [1, *(rng.randrange(4, 256) for _ in range(80))]
     kinds = [
@@ -355,8 +355,8 @@ def requests() -> list[Request]:
         GenerationParams(num_beams=4, n=4, max_tokens=40),
     ]
     return [
-        Request(row, [*(prefix if row % 2 else [1]), *(rng.randrange(4, 256) for _ in range(9 * row))], kinds[row % 3])
-        for row in range(9)
+        Request(i, [*(prefix if i % 2 else [1]), *(rng.randrange(4, 256) for _ in range(9 * i))], kinds[i % 3])
+        for i in range(9)
     ]
 
 
@@ -375,6 +375,6 @@ def test_a_run_is_the_torch_backends(request: pytest.FixtureRequest, model: str,
     )
     assert run.counters.preemptions_swap + run.counters.preemptions_recompute > 0
     assert run.token_ids() == expected.token_ids()
-    for row, result in run.outputs.items():
-        for output, wanted in zip(result.outputs, expected.outputs[row].outputs, strict=True):
+    for request_id, result in run.outputs.items():
+        for output, wanted in zip(result.outputs, expected.outputs[request_id].outputs, strict=True):
             assert output.cumulative_logprob == pytest.approx(wanted.cumulative_logprob, abs=1e-3, rel=1e-5)

@@ -11,11 +11,11 @@ import pytest
 import torch
 from pagedbatch_kernels.cpu import build, library_cache
 from pagedbatch_kernels.cpu.backend import CpuBackend
-from pagedbatch_kernels.cpu.rows import CpuRowOps
+from pagedbatch_kernels.cpu.sampling import CpuSamplingOps
 
 from pagedbatch.errors import UsageError
 from pagedbatch.model import backends
-from pagedbatch.model.torch_sampling import TorchRowOps
+from pagedbatch.model.torch_sampling import TorchSamplingOps
 
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here")
@@ -77,7 +77,7 @@ def test_sampling_without_a_compiler_is_torch_and_told_once(
     monkeypatch.setenv("CXX", "nope")
     notices: list[str] = []
     name, _ = backends.choose_backend(attention, CPU, notices.append)
-    assert isinstance(backends.choose_row_ops(attention, name, CPU, notices.append), TorchRowOps)
+    assert isinstance(backends.choose_sampling_ops(attention, name, CPU, notices.append), TorchSamplingOps)
     assert len(notices) == 1
     assert re.match("no CPU (kernels|sampling kernel): there is no compiler 'nope', which", notices[0])
 
@@ -126,8 +126,10 @@ def test_auto_on_a_cpu_is_the_native_kernel() -> None:
 @needs_compiler
 def test_a_cpu_samples_natively_whatever_attends() -> None:
     for attention, name in (("auto", "cpu"), ("cpu", "cpu"), ("torch", "torch"), ("triton", "triton")):
-        assert isinstance(backends.choose_row_ops(attention, name, CPU, print), CpuRowOps)
-    assert isinstance(backends.choose_row_ops("auto", "triton", torch.device("cuda"), pytest.fail), TorchRowOps)
+        assert isinstance(backends.choose_sampling_ops(attention, name, CPU, print), CpuSamplingOps)
+    assert isinstance(
+        backends.choose_sampling_ops("auto", "triton", torch.device("cuda"), pytest.fail), TorchSamplingOps
+    )
 
 
 def test_the_cpu_kernel_is_refused_for_a_model_elsewhere() -> None:

@@ -83,7 +83,7 @@ def test_what_was_looked_at(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     exit_code, output = doctor(folder)
     assert exit_code == 0
-    assert "verdict would run here, by its config: there are no weights to look at" in output
+    assert "verdict would run here, by its config; there are no weights to check" in output
 
 
 def test_every_problem_is_told(folder: Path) -> None:
@@ -114,4 +114,4 @@ def test_a_model_without_words_for_it(tmp_path: Path) -> None:
 def test_how_the_limit_comes_about(folder: Path) -> None:
     rope = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 256}
     edit(folder / "config.json", max_position_embeddings=256, rope_parameters=rope)
-    assert "limit 1024 tokens a sequence (256 scaled by 4 (yarn))" in doctor(folder)[1]
+    assert "limit 1024 tokens per sequence (256 scaled by 4 (yarn))" in doctor(folder)[1]

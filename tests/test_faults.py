@@ -309,7 +309,7 @@ def test_a_bug_that_one_row_brings_out_stays_with_it(job: Job, monkeypatch: pyte
     def no_numbers(self: EchoRunner, step: SchedulerOutput) -> ModelRunnerOutput:
         result = execute(self, step)
         for task, i in zip(step.samples, range(len(step.samples)), strict=True):
-            if step.sequences[task.row].token_ids[-1] == ord("g"):
+            if step.sequences[task.seq_index].token_ids[-1] == ord("g"):
                 result.samples[i] = SampleResult([], [], error="the logits are not numbers")
         return result
 

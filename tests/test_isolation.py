@@ -178,7 +178,7 @@ def test_after_memory_ran_out_steps_stay_smaller() -> None:
 
     run = failing_run(mixed(12), fault, max_num_batched_tokens=64).drain()
     assert run.answers() == fake_run(mixed(12)).answers()
-    assert run.engine.scheduler.most_tokens == 16
+    assert run.engine.scheduler.max_num_tokens == 16
 
 
 def test_a_row_too_large_for_any_step_is_an_error() -> None:

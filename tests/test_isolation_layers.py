@@ -9,8 +9,8 @@ import torch
 from bad_rows import NUM_ROWS, SIZES, with_one_bad_row
 from pagedbatch_kernels.cpu.backend import CpuBackend
 from pagedbatch_kernels.cpu.build import can_load
-from pagedbatch_kernels.cpu.layers import LayerOps
-from pagedbatch_kernels.cpu.products import Products
+from pagedbatch_kernels.cpu.gemm import PackedGemm
+from pagedbatch_kernels.cpu.norm_rope import NormRope
 from pagedbatch_kernels.interface import CacheShape
 from torch import Tensor, nn
 
@@ -33,7 +33,7 @@ def check(compute: Callable[[Tensor], Tensor], rows: Tensor) -> None:
 
 def linears(name: str, dtype: torch.dtype) -> Linears:
     if name == "panels":
-        return PanelLinears(Products(print))
+        return PanelLinears(PackedGemm(print))
     if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("oneDNN has no products of bfloat16 on this CPU")
     return OneDnnLinears()
@@ -65,7 +65,7 @@ def test_products(name: str, size: int, dtype: torch.dtype) -> None:
 @DTYPES
 @pytest.mark.parametrize("size", SIZES)
 def test_norms(size: int, dtype: torch.dtype) -> None:
-    ops, weight = LayerOps(print), torch.randn(size).to(dtype)
+    ops, weight = NormRope(print), torch.randn(size).to(dtype)
     for num_rows in NUM_ROWS:
         check(lambda rows: ops.rms_norm(rows, weight, 1e-5), torch.randn(num_rows, size).to(dtype))
 
@@ -77,7 +77,7 @@ def test_norms(size: int, dtype: torch.dtype) -> None:
 def test_rotations_and_what_they_write(head_size: int, dtype: torch.dtype, has_norms: bool, block_size: int) -> None:
     """Queries in place; keys and values, read back through attention of each token to itself."""
     num_tokens, num_heads, num_kv_heads = 37, 4, 2
-    ops, backend = LayerOps(print), CpuBackend(print)
+    ops, backend = NormRope(print), CpuBackend(print)
     shape = CacheShape(1, block_size, num_kv_heads, head_size)
     cosine, sine = torch.randn(2, num_tokens, head_size).to(dtype)
     norms = torch.randn(2, head_size).to(dtype) if has_norms else (None, None)
@@ -87,7 +87,7 @@ def test_rotations_and_what_they_write(head_size: int, dtype: torch.dtype, has_n
         """The queries, and all that the cache holds, a token a row."""
         qkv = qkv.view(num_tokens, num_heads + 2 * num_kv_heads, head_size)
         cache = backend.allocate_cache(shape, 12, dtype, torch.device("cpu"))[0].zero_()
-        ops.rotate_and_store(qkv, cache, slots, (cosine, sine), query_norm=norms[0], key_norm=norms[1], epsilon=1e-5)
+        ops.rope_and_write_kv(qkv, cache, slots, (cosine, sine), q_norm=norms[0], k_norm=norms[1], epsilon=1e-5)
         stored = [
             per_slot(part, block_size, num_kv_heads, head_size, keys)
             for part, keys in zip(cache, (True, False), strict=True)

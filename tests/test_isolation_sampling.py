@@ -6,12 +6,12 @@ import pytest
 import torch
 from bad_rows import with_one_bad_row
 from pagedbatch_kernels.cpu.build import can_load
-from pagedbatch_kernels.row_ops import RowOps
+from pagedbatch_kernels.sampling import SamplingOps
 from torch import Tensor
 
 from pagedbatch.model.logprobs import NOT_NUMBERS
 from pagedbatch.model.sampler import Sampler
-from pagedbatch.model.torch_sampling import TorchRowOps
+from pagedbatch.model.torch_sampling import TorchSamplingOps
 from pagedbatch.params import GenerationParams
 from pagedbatch.step import BeamTask, SampleTask, SchedulerOutput
 
@@ -20,14 +20,14 @@ OPS = pytest.mark.parametrize("name", ["cpu", "torch"])
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 
-def ops_of(name: str) -> RowOps:
+def ops_of(name: str) -> SamplingOps:
     if name == "torch":
-        return TorchRowOps()
+        return TorchSamplingOps()
     if not can_load():
         pytest.skip("there is no C++ compiler here")
-    from pagedbatch_kernels.cpu.rows import CpuRowOps
+    from pagedbatch_kernels.cpu.sampling import CpuSamplingOps
 
-    return CpuRowOps(print)
+    return CpuSamplingOps(print)
 
 
 def logits_of(num_rows: int, vocab_size: int, dtype: torch.dtype) -> Tensor:
@@ -38,22 +38,22 @@ def logits_of(num_rows: int, vocab_size: int, dtype: torch.dtype) -> Tensor:
 @OPS
 @DTYPES
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_normalisers_and_rankings(name: str, dtype: torch.dtype, vocab_size: int) -> None:
+def test_logsumexp_and_joint_topk(name: str, dtype: torch.dtype, vocab_size: int) -> None:
     ops = ops_of(name)
     if dtype not in ops.dtypes:
         pytest.skip("these read float32 alone")
-    logits, standing, count = logits_of(6, vocab_size, dtype), torch.randn(6), min(5, vocab_size)
-    normalisers = ops.log_normalisers(logits)
+    logits, cum_logprobs, k = logits_of(6, vocab_size, dtype), torch.randn(6), min(5, vocab_size)
+    logsumexp = ops.logsumexp(logits)
     for mixed, bad, others in with_one_bad_row(logits):
         if (mixed == -torch.inf).any():
             continue  # what may not come, and no mistake
-        found = ops.log_normalisers(mixed)
-        assert torch.equal(found[others], normalisers[others])
+        found = ops.logsumexp(mixed)
+        assert torch.equal(found[others], logsumexp[others])
         assert not found[bad].isfinite()
-        for width in (1, 2, 3):
-            groups = torch.tensor([group for group in range(6 // width) if group != bad // width])
-            ranked = ops.rank(mixed, found, standing, width, count)
-            expected = ops.rank(logits, normalisers, standing, width, count)
+        for group_size in (1, 2, 3):
+            groups = torch.tensor([group for group in range(6 // group_size) if group != bad // group_size])
+            ranked = ops.joint_topk(mixed, found, cum_logprobs, group_size, k)
+            expected = ops.joint_topk(logits, logsumexp, cum_logprobs, group_size, k)
             assert all(torch.equal(one[groups], other[groups]) for one, other in zip(ranked, expected, strict=True))
 
 

@@ -94,7 +94,7 @@ def test_logits_are_those_of_the_plain_forward(changes: dict[str, Any], draws: l
 
 def test_scored_prompts_are_those_of_the_plain_forward() -> None:
     loaded = llama()
-    prompts = [PromptTask(row=0, first=2, targets=[8, 9, 10], num_top=2), PromptTask(1, 0, [21], 0)]
+    prompts = [PromptTask(seq_index=0, first=2, targets=[8, 9, 10], num_top=2), PromptTask(1, 0, [21], 0)]
     step = step_of(*MIXED, draws=[2], prompts=prompts)
     found, wanted = runner_of(loaded).execute(step), runner_of(loaded, "plain").execute(step)
     for one, other in zip(found.prompts, wanted.prompts, strict=True):

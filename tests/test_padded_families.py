@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_families import COMMON, FAMILIES, GQA_KEYS, MHA_ONLY
+from families import COMMON, FAMILIES, GQA_KEYS, MHA_ONLY
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 

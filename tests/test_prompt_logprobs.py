@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedbatch.model.prompt_logprobs import score_prompts
-from pagedbatch.model.torch_sampling import TorchRowOps
+from pagedbatch.model.torch_sampling import TorchSamplingOps
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
 from pagedbatch.step import PromptScores, PromptTask
@@ -204,7 +204,9 @@ def test_any_mix_of_rows_gives_what_it_gives_alone(
 def test_logits_that_are_not_numbers() -> None:
     logits = torch.randn(5, 40)
     logits[3, 7] = float("nan")
-    right, wrong = score_prompts(logits, [PromptTask(0, 0, [1, 2], 1), PromptTask(1, 0, [1, 2, 3], 1)], TorchRowOps())
+    right, wrong = score_prompts(
+        logits, [PromptTask(0, 0, [1, 2], 1), PromptTask(1, 0, [1, 2, 3], 1)], TorchSamplingOps()
+    )
     assert right.error is None
     assert right.logprobs == pytest.approx(logits[:2].log_softmax(-1)[[0, 1], [1, 2]].tolist())
     assert wrong.error is not None

@@ -141,7 +141,10 @@ def test_templates_that_do_more_than_name_columns(template: str) -> None:
         ({"prompt": "a", "logit_bias": {"999": 1}}, "logit_bias: 999 is no token id"),
         ({"prompt": "a", "bad_words": [[5, 999]]}, "bad_words: 999 is no token id"),
         ({"prompt": "a", "allowed_token_ids": [999]}, "allowed_token_ids: 999 is no token id"),
-        ({"prompt": "a", "truncate_prompt": "middle"}, "truncate_prompt must be error or left or right, got 'middle'"),
+        (
+            {"prompt": "a", "truncate_prompt": "middle"},
+            "truncate_prompt must be one of error, left, right, got",
+        ),
         ({"prompt": "a", "priority": "high"}, "priority must be an integer, got 'high'"),
         ({"prompt": "a", "n": 2, "temperature": 0}, "n 2 with temperature 0"),
     ],

@@ -11,28 +11,28 @@ import numpy as np
 import pytest
 import torch
 from pagedbatch_kernels.cpu.build import can_load
-from pagedbatch_kernels.cpu.rows import CpuRowOps
-from pagedbatch_kernels.row_ops import RowOps
+from pagedbatch_kernels.cpu.sampling import CpuSamplingOps
+from pagedbatch_kernels.sampling import SamplingOps
 from torch import Tensor
 
 from pagedbatch.model.logprobs import NOT_NUMBERS
 from pagedbatch.model.philox import uniforms
 from pagedbatch.model.sampler import NOTHING_LEFT, Sampler
-from pagedbatch.model.torch_sampling import TorchRowOps
+from pagedbatch.model.torch_sampling import TorchSamplingOps
 from pagedbatch.params import GenerationParams
 from pagedbatch.step import BeamResult, BeamTask, History, SampleResult, SampleTask, SchedulerOutput
 
 EOS = frozenset({2})
 #: What the samplers here work with: each in turn.
-OPS: RowOps = TorchRowOps()
+OPS: SamplingOps = TorchSamplingOps()
 
 
 @pytest.fixture(params=["torch", "cpu"], autouse=True)
-def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> RowOps:
+def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SamplingOps:
     if request.param == "cpu":
         if not can_load():
             pytest.skip("there is no C++ compiler here")
-        monkeypatch.setattr(sys.modules[__name__], "OPS", CpuRowOps(lambda line: None))
+        monkeypatch.setattr(sys.modules[__name__], "OPS", CpuSamplingOps(lambda line: None))
     return OPS
 
 
@@ -178,9 +178,9 @@ def test_how_many_logprobs() -> None:
     assert [len(tops[0]) for tops in (result.top_logprobs for result in results[1:]) if tops] == [0, 3, 20]
 
 
-def test_normalisers_are_logsumexp(ops: RowOps) -> None:
+def test_normalisers_are_logsumexp(ops: SamplingOps) -> None:
     logits = normal(20, 5000, spread=8.0)
-    torch.testing.assert_close(ops.log_normalisers(logits), logits.double().logsumexp(-1).float(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(ops.logsumexp(logits), logits.double().logsumexp(-1).float(), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -227,11 +227,11 @@ def test_ranks_equal_brute_force() -> None:
     logits = normal(7, 300)
     tasks = [beam_task(range(4), 8), beam_task(range(4, 7), 9)]
     for result, ranked in zip(rank(logits, tasks), tasks, strict=True):
-        logprobs = logits[list(ranked.rows)].double().log_softmax(-1)
+        logprobs = logits[list(ranked.seq_indices)].double().log_softmax(-1)
         everything = sorted(
             (
                 (ranked.scores[parent] + float(logprobs[parent, token_id]), parent, token_id)
-                for parent, token_id in itertools.product(range(len(ranked.rows)), range(300))
+                for parent, token_id in itertools.product(range(len(ranked.seq_indices)), range(300))
             ),
             reverse=True,
         )[: ranked.num_candidates]
@@ -273,7 +273,7 @@ def test_beams_beside_samples_and_a_group_that_is_no_numbers() -> None:
     logits[5, 0] = math.nan
     drawn, ranked = Sampler(EOS, OPS)(logits, step(samples, groups))
     assert drawn == sample(logits[:2], samples)
-    assert ranked[0] == rank(logits[2:4], [replace(groups[0], rows=range(2))])[0]
+    assert ranked[0] == rank(logits[2:4], [replace(groups[0], seq_indices=range(2))])[0]
     assert ranked[0].top_logprobs is not None
     assert [len(top) for top in ranked[0].top_logprobs] == [2, 2]
     assert (ranked[0].error, ranked[1].error) == (None, NOT_NUMBERS)

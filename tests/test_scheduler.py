@@ -73,6 +73,15 @@ def test_a_late_row_of_higher_priority_is_admitted_first_and_served_first() -> N
     assert run.running_ids() == [3, 1]
 
 
+@pytest.mark.parametrize(("num_blocks", "running"), [(21, 8), (22, 9)])
+def test_admission_leaves_a_block_for_every_other_running_sequence(num_blocks: int, running: int) -> None:
+    """Eight rows hold two blocks each. The ninth takes one and a tail, and leaves four."""
+    run = fake_engine(num_blocks=num_blocks)
+    run.add(*(long_request(row, 5) for row in range(8)), long_request(8, 3))
+    run.step()
+    assert len(run.running_ids()) == running
+
+
 # --- budgets ---------------------------------------------------------------------------------------------------------
 
 
@@ -116,7 +125,7 @@ def test_a_group_wider_than_a_budget_runs_alone(budget: dict[str, Any]) -> None:
 def take_all_blocks(run: FakeRun) -> None:
     """As if a row that nobody may preempt held them."""
     blocks = run.engine.scheduler.blocks
-    blocks.open(-1, 99, [])
+    blocks.create_table(-1, 99, [])
     blocks.extend(-1, 0, blocks.pool.num_available * blocks.block_size)
 
 
@@ -156,6 +165,24 @@ def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
     run.add(long_request(4, 1, max_tokens=1))
     until_preemption(run)
     assert run.snapshots[-1].waiting_groups == 2
+
+
+def test_a_recomputed_group_waits_for_all_blocks_that_it_lost() -> None:
+    """Coming back earlier, it would be preempted again while it rebuilds its tables."""
+    run = fake_engine(num_blocks=24, preemption="recompute")
+    run.add(long_request(0, 8, max_tokens=80), long_request(1, 8, max_tokens=24, n=3))
+    held = 0
+    while not run.snapshots or run.counters.preemptions_recompute == 0:
+        held = len({block for table in run.tables(1) for block in table}) if run.snapshots else 0
+        run.step()
+    assert held > 3
+    available = 0
+    while 1 not in run.running_ids():
+        available = run.engine.scheduler.blocks.pool.num_available
+        run.step()
+    assert available >= held + 3
+    run.drain()
+    assert run.counters.preemptions_recompute == 1
 
 
 def preempted(mode: str, num_swap_blocks: int) -> tuple[int, int]:

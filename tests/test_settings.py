@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pagedbatch.errors import UsageError
-from pagedbatch.settings import merge, parse_size, read_recipe
+from pagedbatch.settings import OPTIONS, merge, read_recipe
 
 NEEDED = {"input": "in.jsonl", "model": "M", "output": "out.jsonl"}
 
@@ -32,7 +32,7 @@ NEEDED = {"input": "in.jsonl", "model": "M", "output": "out.jsonl"}
     ],
 )
 def test_sizes(text: Any, size: int) -> None:
-    assert parse_size("kv_memory", text) == size
+    assert OPTIONS["kv_memory"].checked(text) == size
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_sizes(text: Any, size: int) -> None:
 )
 def test_what_is_no_size(text: Any) -> None:
     with pytest.raises(UsageError, match=r"^--kv-memory: .* is not a size: write 4GiB"):
-        parse_size("kv_memory", text)
+        OPTIONS["kv_memory"].checked(text)
 
 
 def _recipe(folder: Path, text: str) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def test_the_stronger_layer_decides_between_two_ways_to_say_one_thing() -> None:
         ("temprature = 1", "unknown key 'temprature': did you mean 'temperature'?"),
         ("zzz = 1", "unknown key 'zzz'"),
         ("recipe = 'x'", "unknown key 'recipe'"),
-        ("top_p = 1\ntop-p = 1", "top_p stands twice"),
+        ("top_p = 1\ntop-p = 1", "top_p is given twice"),
         ("a = ", "malformed TOML"),
     ],
 )
@@ -99,8 +99,8 @@ def test_recipes_that_cannot_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"block_size": 0}, "--block-size must be an integer of at least 1, got 0"),
-        ({"limit": True}, "--limit must be an integer of at least 1, got True"),
+        ({"block_size": 0}, "--block-size must be 1 or more, got 0"),
+        ({"limit": True}, "--limit must be an integer, got True"),
         ({"chat": 1}, "--chat must be true or false, got 1"),
         ({"split": ""}, "--split must be a non-empty text"),
         ({"preemption": "none"}, "--preemption must be one of auto, swap, recompute, got 'none'"),
@@ -119,9 +119,35 @@ def test_wrong_values_are_refused_at_once(given: dict[str, Any], reason: str) ->
     assert refused.value.exit_code == 2
 
 
-@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), True, "5", 86_401])
-def test_the_time_of_a_row_is_a_number_of_seconds(value: Any) -> None:
-    given = {"input": "in", "model": "m", "output": "out"}
-    assert merge({**given, "row_prepare_timeout": 2}, {}).row_prepare_timeout == 2.0
-    with pytest.raises(UsageError, match="--row-prepare-timeout must be a number of seconds above 0, at most 86400"):
-        merge({**given, "row_prepare_timeout": value}, {})
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (0, "must be above 0, got 0"),
+        (-1, "must be above 0, got -1"),
+        (float("nan"), "must be a finite number, got nan"),
+        (float("inf"), "must be a finite number, got inf"),
+        (True, "must be a finite number, got True"),
+        ("5", "must be a finite number, got '5'"),
+        (86_401, "must be at most 86400, got 86401"),
+    ],
+)
+def test_the_time_of_a_row_is_a_number_of_seconds(value: Any, reason: str) -> None:
+    assert merge({**NEEDED, "row_prepare_timeout": 2}, {}).row_prepare_timeout == 2.0
+    with pytest.raises(UsageError, match=f"^--row-prepare-timeout {reason}$"):
+        merge({**NEEDED, "row_prepare_timeout": value}, {})
+
+
+def test_an_old_spelling_still_works() -> None:
+    assert merge({**NEEDED, "forward": "plain"}, {}).forward == merge({**NEEDED, "forward": "hf"}, {}).forward == "hf"
+
+
+def test_what_a_manifest_holds() -> None:
+    """Journals of earlier versions hold these names: a run that one of them began must find its own again."""
+    plain = merge(NEEDED, {}).for_manifest()
+    assert plain == {
+        "split": None, "subset": None, "prompt_column": None, "prompt_template": None, "chat": False,
+        "generation_config": "auto", "dtype": "auto", "trust_remote_code": False, "keep": (),
+        "max_line_bytes": 64 * 2**20, "served_model_name": None, "chat_template_kwargs": None, "date": None,
+    }  # fmt: skip
+    later = {"max_model_len": 64, "ignore_adapter": True, "ignore_columns": ("n",)}
+    assert merge({**NEEDED, **later}, {}).for_manifest() == plain | later

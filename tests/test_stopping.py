@@ -110,6 +110,38 @@ def test_a_long_stop_string_matches(stop: str) -> None:
     assert run(tokens_of("b" + stop + "b"), stop=(stop,)) == (len(stop.encode()) + 1, stopped(stop))
 
 
+def test_a_long_stop_string_beside_a_short_one_matches() -> None:
+    long = "a" * 40
+    assert run(tokens_of(long), stop=("z", long)) == (40, stopped(long))
+
+
+def test_a_few_tokens_that_show_nothing_do_not_hide_a_match_of_many_bytes() -> None:
+    stop = "\N{PILE OF POO}" * 10
+    token_ids = tokens_of("b" + stop)
+    token_ids[21:21] = [STOP_ID] * 4
+    assert run(token_ids, stop=(stop,)) == (45, stopped(stop))
+
+
+@pytest.mark.parametrize("before", range(4))
+def test_a_window_that_begins_inside_a_character_hides_no_match(before: int) -> None:
+    """Some decoders show marks alone for bytes that do not begin with a whole character."""
+
+    def marks_or_text(token_ids: list[int], skip_special_tokens: bool) -> str:
+        data = b"".join(PIECES[token_id] for token_id in token_ids)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "\N{REPLACEMENT CHARACTER}" * len(data)
+
+    checker = StopChecker(frozenset(), marks_or_text)
+    params = GenerationParams(max_tokens=1000, stop=("ab",))
+    node: TokenNode | None = None
+    for token_id in tokens_of("\N{PILE OF POO}" * 10 + "x" * before + "a"):
+        assert checker.check(params, node, token_id) is None
+        node = TokenNode(token_id, 0.0, node)
+    assert checker.check(params, node, tokens_of("b")[0]) == stopped("ab")
+
+
 def test_the_match_that_begins_first_is_named() -> None:
     assert run([piece("xaby")], stop=("by", "ab", "y")) == (1, stopped("ab"))
     assert run([piece("xaby")], stop=("xaby", "xa")) == (1, stopped("xa"))

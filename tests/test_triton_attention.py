@@ -152,7 +152,7 @@ def test_a_window_inside_the_prefix_takes_the_plain_pass() -> None:
 def test_the_plan_and_the_kernel_agree() -> None:
     """From block tables to results, as a runner does it."""
     case = paged_case(FORKED, shared_blocks=3, device=DEVICE)
-    free = PrefixCosts(queries_per_kv=2, row_tile=16, group_tile=64, reread=1.0, merge=0.0, launch=0.0)
+    free = PrefixCosts(queries_per_kv=2, plain_tile=16, shared_tile=64, reread=1.0, merge=0.0, launch=0.0)
     context_lens = [seq_len - query_len for seq_len, query_len in FORKED]
     groups = find_prefix_groups(case.block_tables, [query_len for _, query_len in FORKED], context_lens, 8, free)
     assert groups == (PrefixGroup(0, 5, 3),)

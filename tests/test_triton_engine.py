@@ -20,7 +20,7 @@ KINDS = [
     GenerationParams(num_beams=4, n=4, max_tokens=8),
 ]
 #: Sharing pays always, as far as these say.
-FREE = PrefixCosts(queries_per_kv=2, row_tile=1, group_tile=64, reread=1.0, merge=0.0, launch=0.0)
+FREE = PrefixCosts(queries_per_kv=2, plain_tile=1, shared_tile=64, reread=1.0, merge=0.0, launch=0.0)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,14 @@ import subprocess
 import sys
 
 import pytest
-from pagedbatch_kernels.launch import DeviceLimits, LaunchShape, choose_config, num_tiles, one_tile_a_run, prefix_costs
+from pagedbatch_kernels.launch import (
+    DeviceLimits,
+    LaunchShape,
+    choose_config,
+    num_tiles,
+    one_tile_per_run,
+    prefix_costs,
+)
 
 KIB = 1024
 HEAD_SIZES = (32, 64, 80, 96, 112, 128, 192, 256)
@@ -94,7 +101,7 @@ def test_the_tile_bound_holds_every_run(queries_per_kv: int, block_m: int) -> No
     query_lens = [1, 5, 64, 1, 1, 33, 2]
     starts = list(itertools.accumulate(query_lens, initial=0))
     shape = LaunchShape(len(query_lens), starts[-1], max(query_lens), 4096, 2, queries_per_kv, 64, 2)
-    assert not one_tile_a_run(shape, block_m) or queries_per_kv * 64 <= block_m
+    assert not one_tile_per_run(shape, block_m) or queries_per_kv * 64 <= block_m
     first_tiles = [start * queries_per_kv // block_m + i for i, start in enumerate(starts)]
     for query_len, first, after in zip(query_lens, first_tiles, first_tiles[1:], strict=False):
         assert after - first >= -(-query_len * queries_per_kv // block_m)

@@ -78,15 +78,15 @@ def test_an_heir_is_found_under_its_own_tokens() -> None:
     blocks = BlockManager(num_blocks=8, block_size=BLOCK_SIZE)
     root, prompt = blocks.root_of(0), list(range(6))
     histories = {1: [*prompt, *range(20, 26)], 2: [*prompt, *range(30, 36)]}
-    blocks.open(1, root, [])
+    blocks.create_table(1, root, [])
     blocks.extend(1, 0, 12)
-    blocks.register_full_blocks(1, 12, lambda start, stop: histories[1][start:stop])
-    blocks.hand_over(1, 2, 6)
+    blocks.cache_full_blocks(1, 12, lambda start, stop: histories[1][start:stop])
+    blocks.transfer_table(1, 2, 6)
     blocks.check_integrity()
     assert blocks.counts().logical == 2
     assert len(blocks.match_prefix(root, [*histories[1], 0])) == 1  # its second block is about to be overwritten
     blocks.extend(2, 6, 12)
-    blocks.register_full_blocks(2, 12, lambda start, stop: histories[2][start:stop])
+    blocks.cache_full_blocks(2, 12, lambda start, stop: histories[2][start:stop])
     found = blocks.match_prefix(root, [*histories[2], 0])
     assert [entry.block_id for entry in found] == blocks.block_table(2)
     blocks.free(2)

@@ -85,7 +85,7 @@ def test_a_long_output_fits_a_pool_of_little_more_than_the_window(window_model_p
 
 def test_each_owner_gives_a_block_up_once() -> None:
     blocks = BlockManager(num_blocks=8, block_size=4)
-    blocks.open(1, blocks.root_of(0), [])
+    blocks.create_table(1, blocks.root_of(0), [])
     blocks.extend(1, 0, 10)
     blocks.fork(1, 2)
     shared = blocks.block_table(1)[0]

@@ -47,7 +47,7 @@ class EchoRunner:
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         samples = []
         for task in step.samples:
-            last = step.sequences[task.row].token_ids[-1]
+            last = step.sequences[task.seq_index].token_ids[-1]
             drawn = [97 + (last - 96 + index) % 26 for index in task.sample_indices]
             samples.append(SampleResult(drawn, [-0.5] * len(drawn)))
         return ModelRunnerOutput(samples, [])

@@ -1,5 +1,5 @@
-"""Paged attention kernels: one small interface, one module a backend.
+"""Paged attention kernels behind one small interface, `interface.Backend`: `reference` (torch, the oracle and the
+fallback), `cpu.backend` (C++) and `triton_backend`. Also gemm, norms, RoPE and sampling for CPUs, in `cpu`.
 
-A backend is a module with the functions of `interface.Backend`: `reference` (plain torch, the oracle and the fallback).
 Importing this package imports neither torch nor triton.
 """

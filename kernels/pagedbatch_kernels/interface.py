@@ -1,4 +1,4 @@
-"""What every backend offers, and the records that it takes. Knows no backend."""
+"""The interface of a backend, and the records that it takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pagedbatch_kernels.prefix_groups import PrefixCosts, PrefixGroup
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """The paged cache of a model: blocks of `block_size` token slots, for all layers."""
+    """The paged KV cache of a model: blocks of `block_size` token slots, for all layers."""
 
     num_layers: int
     block_size: int
@@ -39,27 +39,31 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """The ragged batch of one step: `num_seqs` runs of query tokens, packed without padding.
+    """The ragged batch of one step: the query tokens of `num_seqs` sequences, packed without padding.
 
     Sequence i owns query tokens `query_start_loc[i]:query_start_loc[i + 1]`, the last of its `seq_lens[i]` tokens,
-    whose K/V stand in the blocks `block_tables[i]`, in order.
+    whose K/V lie in the blocks `block_tables[i]`, in order.
     """
 
     block_tables: Tensor  #: int32 [num_seqs, max_blocks]; entries past a sequence's last block are arbitrary
-    seq_lens: Tensor  #: int32 [num_seqs], tokens so far with this step's
+    seq_lens: Tensor  #: int32 [num_seqs], tokens including this step's
     query_start_loc: Tensor  #: int32 [num_seqs + 1]
     slot_mapping: Tensor  #: int64 [num_tokens], `block_id * block_size + offset` of each query token
     max_query_len: int
     max_seq_len: int
-    shared_prefixes: SharedPrefixes | None = None  #: a backend may read these prefixes once; results are the same
+    shared_prefixes: SharedPrefixes | None = None  #: prefixes that a backend may read once for several sequences
+
+    def prefixes_for(self, sliding_window: int | None) -> SharedPrefixes | None:
+        """The shared prefixes; None if the window cuts into them, so that each sequence sees another part."""
+        return self.shared_prefixes if sliding_window is None or sliding_window >= self.max_seq_len else None
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixes:
-    """The rows of a batch cut into runs of neighbours, each with the prefix that its rows share (see `prefix_groups`).
+    """The sequences of a batch cut into runs of neighbours that share a prefix (see `prefix_groups`).
 
-    Every row is in a run; one that shares nothing is a run of its own with prefix 0. A prefix is whole blocks that
-    stood before the step, so each query token of a run sees all of it.
+    Every sequence is in a run; one that shares nothing is a run of its own with prefix 0. A prefix consists of whole
+    blocks from before the step, so each query token of a run sees all of it.
     """
 
     block_tables: Tensor  #: int32 [num_runs, max_prefix_blocks]
@@ -83,17 +87,17 @@ class SharedPrefixes:
         if not groups:
             return None
         runs: list[PrefixGroup] = []
-        next_row = 0
+        next_seq = 0
         for group in groups:
-            runs += [PrefixGroup(row, 1, 0) for row in range(next_row, group.first_row)]
+            runs += [PrefixGroup(seq, 1, 0) for seq in range(next_seq, group.first_seq)]
             runs.append(group)
-            next_row = group.first_row + group.num_rows
-        runs += [PrefixGroup(row, 1, 0) for row in range(next_row, len(block_tables))]
+            next_seq = group.first_seq + group.num_seqs
+        runs += [PrefixGroup(seq, 1, 0) for seq in range(next_seq, len(block_tables))]
 
         width = max(run.num_blocks for run in runs)
-        tables = [[*block_tables[run.first_row][: run.num_blocks], *[0] * (width - run.num_blocks)] for run in runs]
-        starts = [query_start_loc[run.first_row] for run in runs] + [query_start_loc[-1]]
-        seq_prefix_lens = [run.num_blocks * block_size for run in runs for _ in range(run.num_rows)]
+        tables = [[*block_tables[run.first_seq][: run.num_blocks], *[0] * (width - run.num_blocks)] for run in runs]
+        starts = [query_start_loc[run.first_seq] for run in runs] + [query_start_loc[-1]]
+        seq_prefix_lens = [run.num_blocks * block_size for run in runs for _ in range(run.num_seqs)]
 
         def on_device(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
             host = torch.tensor(numbers, dtype=torch.int32, pin_memory=device.type == "cuda")
@@ -113,8 +117,8 @@ class SharedPrefixes:
 
 
 class Backend(Protocol):
-    """The functions of a backend module. A cache tensor's layout is the backend's own, except for its first dimension:
-    `cache[layer]` is what `write_kv` and `paged_attention` take."""
+    """The functions of a backend. The layout of its cache is its own, except that the first dimension is the layer:
+    `write_kv` and `paged_attention` take `cache[layer]`."""
 
     def allocate_cache(
         self,
@@ -125,22 +129,21 @@ class Backend(Protocol):
         *,
         is_spare: bool = False,
     ) -> Tensor:
-        """A cache of `num_blocks` uninitialised blocks; on the CPU beside a GPU, in pinned memory.
+        """A cache of `num_blocks` uninitialised blocks; on a CPU that serves a GPU, in pinned memory.
 
-        `is_spare`: most of its blocks may never be written, so that it should take memory block by block.
+        `is_spare`: most blocks may never be written, so memory should be taken only as they are.
         """
         ...
 
     def prefix_costs(self, attention: AttentionShape, device: torch.device) -> PrefixCosts | None:
-        """When sharing prefixes pays on `device`; None where this backend reads every row by itself."""
+        """When sharing prefixes pays off on `device`; None if this backend reads each sequence by itself."""
         ...
 
     def write_kv(self, key: Tensor, value: Tensor, layer_cache: Tensor, slot_mapping: Tensor) -> None:
         """Stores `key` and `value`, [num_tokens, num_kv_heads, head_size], at `slot_mapping`: int64 [num_tokens].
 
-        Where a head's value holds NaN or infinity, it is stored as 0, and the key as NaN: NaN then comes to each query
-        that sees the token, and to no other. Those that don't see it take its value with the weight 0, and 0 times NaN
-        would be NaN; scores are left out as such.
+        If a head's value holds NaN or infinity, it is stored as 0, and the key as NaN. So exactly the queries that
+        attend to the token get NaN; for the others, whose weight for it is 0, the value would give 0 * NaN = NaN.
         """
         ...
 
@@ -163,7 +166,7 @@ class Backend(Protocol):
             scale: multiplies the scores.
             sliding_window: a token sees itself and the `sliding_window - 1` tokens before it.
             softcap: scores become `softcap * tanh(scores / softcap)`.
-            sinks: [num_heads], a logit beside the scores that takes weight and adds no value.
+            sinks: [num_heads], one more score per head, of a key whose value is 0.
 
         Returns:
             [num_tokens, num_heads, head_size], in `query`'s dtype; computed in float32.

@@ -1,7 +1,6 @@
-"""Tiles, warps and splits of the Triton kernels for a batch's shape and a device's limits. Pure numbers, no torch, no
-triton.
+"""Chooses tiles, warps and splits of the Triton kernels for a batch's shape and a device's limits.
 
-The tables hold what `make kernels-check` compiles without a spill; a change here is checked there.
+Pure numbers, without torch or triton. `make kernels-check` checks that every entry compiles without spills.
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ from typing import Literal
 from pagedbatch_kernels.prefix_groups import PrefixCosts
 
 MAX_HEAD_SIZE = 256
-#: For NVIDIA's assembler, which else spills a few registers on purpose to fit one more program on an SM.
+#: For NVIDIA's assembler, which otherwise spills a few registers on purpose to fit one more program on an SM.
 MAX_REGISTERS = 255
-_MIN_SPLIT_LEN = 128  # keys; below it a split is mostly start-up
+_MIN_SPLIT_LEN = 128  # keys; a shorter split is mostly start-up
 _MAX_SPLITS = 128
-# In keys streamed by a program: what it spends before its first product, and what the launch of a merge costs.
+# In units of keys streamed by a program: its start-up before the first dot, and the launch of a merge.
 _PROGRAM_START = 64
 _MERGE_LAUNCH = 128
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """What of a device the chooser needs."""
+    """The limits of a device that `choose_config` needs."""
 
     backend: Literal["cuda", "hip"]
     capability: int  #: 80, 86, 90, 100; on AMD 942
@@ -33,18 +32,18 @@ class DeviceLimits:
 
     @property
     def memory_bytes_per_us(self) -> int:
-        """Bandwidth of the memory, near enough for a gate: workstation cards where the capability names no other."""
+        """Approximate memory bandwidth; that of a workstation card for an unknown capability."""
         return {80: 1_900_000, 90: 4_000_000, 100: 7_000_000, 942: 5_000_000}.get(self.capability, 800_000)
 
     @property
     def wide_matrix_unit(self) -> bool:
-        """Matrix products of whole warp groups, with operands in shared memory: Hopper and later."""
+        """Warp-group matrix instructions with operands in shared memory: Hopper and later."""
         return self.backend == "cuda" and self.capability >= 90
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """The shape of one pass: `num_runs` runs of query tokens, each with keys of its own."""
+    """The shape of one pass: `num_runs` runs of query tokens, each with its own keys."""
 
     num_runs: int
     num_tokens: int
@@ -62,7 +61,7 @@ class LaunchShape:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a program holds at a time, and how many threads and buffers it does it with."""
+    """What a program holds at a time, with its warps and pipeline stages."""
 
     block_m: int  #: query rows
     block_n: int  #: keys
@@ -70,11 +69,11 @@ class Tile:
     num_stages: int
 
     def kv_buffers(self, backend: str) -> int:
-        """Tiles of K (and of V) in flight. On NVIDIA half of the stages go to the block ids that the loads wait for."""
+        """Tiles of K (and of V) in flight. On NVIDIA half of the stages hold the block ids that the loads wait for."""
         return (self.num_stages - 1) // 2 if backend == "cuda" else max(0, self.num_stages - 2)
 
     def shared_memory_bytes(self, head_size: int, itemsize: int, limits: DeviceLimits) -> int:
-        """An upper bound of what the compiler takes; `make kernels-check` compares."""
+        """An upper bound of what the compiler uses; `make kernels-check` compares."""
         head_padded = next_power_of_two(head_size)
         query = self.block_m * head_padded * itemsize
         weights = self.block_m * self.block_n * itemsize
@@ -83,21 +82,21 @@ class Tile:
         streamed = max(kv_tile, buffers * 2 * kv_tile) + max(1, buffers) * self.block_n * 4
         if limits.backend == "hip":  # the query goes to registers before the stream starts
             return max(query, streamed + weights) + 1024
-        if limits.wide_matrix_unit and self.block_m >= 64:  # products in flight keep their operands: one more pair
+        if limits.wide_matrix_unit and self.block_m >= 64:  # dots in flight keep their operands: one more pair
             weights = max(weights, 2 * kv_tile)
         return query + weights + streamed + 1024
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchConfig:
-    """How one pass is launched: its tile, and the keys of each run cut into `num_splits` parts of `split_len`."""
+    """How one pass is launched: its tile, and the keys of each run in `num_splits` parts of `split_len`."""
 
     tile: Tile
     num_splits: int
     split_len: int
 
     def shrunk(self) -> LaunchConfig | None:
-        """The next config that needs less of everything, for a device that refused this one; None: there is none."""
+        """The next smaller config, for a device that refused this one; None: there is none."""
         tile = self.tile
         if tile.num_stages > 1:
             return replace(self, tile=replace(tile, num_stages=max(1, tile.num_stages - 2)))
@@ -113,13 +112,13 @@ def next_power_of_two(n: int) -> int:
 
 
 def num_tiles(shape: LaunchShape, block_m: int) -> int:
-    """Query tiles of a pass: one a run where each run fits, else the bound that `attention_kernel` searches in."""
-    if one_tile_a_run(shape, block_m):
+    """Query tiles of a pass: one per run if each run fits, else the upper bound that `attention_kernel` searches in."""
+    if one_tile_per_run(shape, block_m):
         return shape.num_runs
     return shape.num_tokens * shape.queries_per_kv // block_m + shape.num_runs
 
 
-def one_tile_a_run(shape: LaunchShape, block_m: int) -> bool:
+def one_tile_per_run(shape: LaunchShape, block_m: int) -> bool:
     return shape.max_query_len * shape.queries_per_kv <= block_m
 
 
@@ -144,20 +143,20 @@ def choose_config(shape: LaunchShape, limits: DeviceLimits) -> LaunchConfig:
 def prefix_costs(
     limits: DeviceLimits, *, num_heads: int, num_kv_heads: int, head_size: int, itemsize: int
 ) -> PrefixCosts:
-    """The gate of the shared-prefix path: its costs on this device, for one layer of a model.
+    """What sharing prefixes costs and saves on this device, for one layer of a model.
 
-    - A prefix read again comes mostly from the L2 cache, at a few times the bandwidth of memory: `reread` 0.3.
-    - Merging writes and reads one more float32 partial result of the prefix and one of the tail a query head: 16 bytes
-      an element, against `2 * itemsize` of a key and its value.
+    - A prefix that is read again comes mostly from the L2 cache, at a few times the memory bandwidth: `reread` 0.3.
+    - Per query head, merging writes and reads a float32 partial result of the prefix and of the tail: 16 bytes per
+      element, against `2 * itemsize` of a key and its value.
     - Two more launches take about 8 us.
     """
     queries_per_kv = num_heads // num_kv_heads
     token_bytes = 2 * head_size * itemsize
-    group_tile = 64 if itemsize == 2 else 16
+    shared_tile = 64 if itemsize == 2 else 16
     return PrefixCosts(
         queries_per_kv=queries_per_kv,
-        row_tile=16,
-        group_tile=group_tile,
+        plain_tile=16,
+        shared_tile=shared_tile,
         reread=0.3,
         merge=queries_per_kv * 16 * head_size / token_bytes,
         launch=8 * limits.memory_bytes_per_us / (token_bytes * num_kv_heads),
@@ -167,13 +166,13 @@ def prefix_costs(
 def _tiles(shape: LaunchShape, limits: DeviceLimits) -> list[Tile]:
     """Tiles for the shape, best first.
 
-    Rows of a run decide the height: decoding fills 16 rows at most and waits for memory, so small tiles with deep
-    buffers; from there on, tall tiles for the matrix units. float32 has no exact matrix instruction on NVIDIA and stays
-    small.
+    The rows per run decide the height: decoding fills 16 rows at most and waits for memory, so small tiles with deep
+    buffers; beyond that, tall tiles for the matrix units. float32 has no exact matrix instruction on NVIDIA and keeps
+    small tiles.
     """
-    rows_a_run = _ceil_div(shape.num_tokens * shape.queries_per_kv, max(1, shape.num_runs))
+    rows_per_run = _ceil_div(shape.num_tokens * shape.queries_per_kv, max(1, shape.num_runs))
     narrow = shape.head_padded <= 128
-    tall = rows_a_run > 16 and shape.itemsize == 2
+    tall = rows_per_run > 16 and shape.itemsize == 2
     if limits.backend == "hip":
         tiles = [Tile(64, 32, 4, 3)] if tall else []
         tiles += [Tile(16, 64, 4, 3)] if narrow and shape.itemsize == 2 else []
@@ -182,7 +181,7 @@ def _tiles(shape: LaunchShape, limits: DeviceLimits) -> list[Tile]:
         return [Tile(16, 16, 4, 5), Tile(16, 16, 4, 3)] if narrow else [Tile(16, 16, 8, 3), Tile(16, 16, 8, 1)]
     if narrow:
         tiles = [Tile(64, 64, 8, 5), Tile(64, 64, 8, 3), Tile(64, 32, 8, 3)] if tall else []
-        if tall and limits.wide_matrix_unit and rows_a_run >= 256:
+        if tall and limits.wide_matrix_unit and rows_per_run >= 256:
             tiles = [Tile(128, 64, 8, 5), Tile(128, 64, 8, 3), *tiles]
         return [*tiles, Tile(16, 64, 4, 5), Tile(16, 32, 4, 5), Tile(16, 32, 4, 3), Tile(16, 16, 4, 3)]
     tiles = [Tile(64, 32, 8, 3)] if tall else []
@@ -192,10 +191,10 @@ def _tiles(shape: LaunchShape, limits: DeviceLimits) -> list[Tile]:
 
 
 def _num_splits(shape: LaunchShape, tile: Tile, limits: DeviceLimits) -> int:
-    """Parts to cut the keys into, by the time of the longest program queue, counted in keys.
+    """The number of parts to cut the keys into, minimising the time of the longest program queue, in units of keys.
 
-    A split adds programs: good while SMs idle or the last wave is ragged. Each costs a start and partial results of
-    its rows: 8 bytes an element, written and read, against `2 * itemsize` of a key and its value.
+    A split adds programs, which helps while SMs are idle or the last wave is ragged. Each costs a start-up and the
+    partial results of its rows: 8 bytes per element, written and read, against `2 * itemsize` of a key and its value.
     """
     programs = num_tiles(shape, tile.block_m) * shape.num_kv_heads
     resident = limits.shared_memory_bytes // tile.shared_memory_bytes(shape.head_size, shape.itemsize, limits)
@@ -208,8 +207,8 @@ def _num_splits(shape: LaunchShape, tile: Tile, limits: DeviceLimits) -> int:
         merge = (waves * partial + _MERGE_LAUNCH) if num_splits > 1 else 0
         return waves * (_ceil_div(shape.max_kv_len, num_splits) + _PROGRAM_START) + merge
 
-    most = max(1, min(_MAX_SPLITS, shape.max_kv_len // _MIN_SPLIT_LEN))
-    return min(range(1, most + 1), key=queue_time)
+    max_splits = max(1, min(_MAX_SPLITS, shape.max_kv_len // _MIN_SPLIT_LEN))
+    return min(range(1, max_splits + 1), key=queue_time)
 
 
 def _ceil_div(a: int, b: int) -> int:

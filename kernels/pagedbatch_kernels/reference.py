@@ -1,4 +1,4 @@
-"""The plain torch backend: the oracle of the tests and the fallback of every other backend.
+"""The torch backend: the oracle of the tests and the fallback of the other backends.
 
 Cache layout: [num_layers, 2, num_blocks, block_size, num_kv_heads, head_size], K before V.
 """
@@ -45,13 +45,13 @@ def paged_attention(
 ) -> Tensor:
     """See `interface.Backend.paged_attention`.
 
-    One sequence at a time, so that a row's result never depends on its batch mates.
+    One sequence at a time, so that a sequence's result never depends on its batch.
     """
     output = torch.empty_like(query)
     starts = batch.query_start_loc.tolist()
     for i, seq_len in enumerate(batch.seq_lens.tolist()):
         rows = slice(starts[i], starts[i + 1])
-        # Blocks that left the window of the first query may be gone: nothing before it is read.
+        # Blocks before the window of the first query may have been freed: nothing in them is read.
         first_query = seq_len - (starts[i + 1] - starts[i])
         begin = 0 if sliding_window is None else max(0, first_query - sliding_window + 1)
         key, value = _gather(layer_cache, batch.block_tables[i], begin, seq_len)

@@ -1,7 +1,7 @@
 """Paged attention on Triton: checks the tensors, cuts the step into passes, launches the kernels.
 
-A step is one pass over every sequence's own keys. With `AttentionBatch.shared_prefixes` it is two, the same kernel each
-time: over the prefixes, where a whole run of sequences is one tall query, then over what is left of each sequence.
+Without shared prefixes a step is one pass over each sequence's keys. With them it is two passes of the same kernel:
+over the prefixes, where a whole run of sequences is one tall query, then over the rest of each sequence.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pagedbatch_kernels.launch import (
     choose_config,
     next_power_of_two,
     num_tiles,
-    one_tile_a_run,
+    one_tile_per_run,
 )
 from pagedbatch_kernels.triton_attention_kernels import attention_kernel, merge_kernel
 from pagedbatch_kernels.triton_device import device_limits
@@ -32,13 +32,13 @@ _COMPILE_OPTIONS = {} if torch.version.hip is not None else {"maxnreg": MAX_REGI
 
 @dataclass(frozen=True, slots=True)
 class AttentionPass:
-    """What one launch of `attention_kernel` reads: the step's query tokens cut into runs, each with keys of its own."""
+    """What one launch of `attention_kernel` reads: the step's query tokens cut into runs, each with its own keys."""
 
     query_start_loc: Tensor  #: int32 [num_runs + 1]
     block_tables: Tensor  #: int32 [num_runs, max_blocks]
     kv_begin: Tensor | None  #: int32 [num_runs]
     kv_end: Tensor  #: int32 [num_runs]
-    causal: bool  #: the queries are the last of the keys; else they come after all of them
+    causal: bool  #: the queries are the last of the keys; otherwise they follow all keys
     shape: LaunchShape
 
 
@@ -67,10 +67,7 @@ def paged_attention(
 def plan_passes(
     query: Tensor, layer_cache: Tensor, batch: AttentionBatch, sliding_window: int | None
 ) -> list[AttentionPass]:
-    """The passes of a step: one, or one over shared prefixes and one over the tails.
-
-    A window that cuts into a prefix gives each row its own share of it, so such layers take the plain pass.
-    """
+    """The passes of a step: one, or one over shared prefixes and one over the tails."""
     num_tokens, num_heads, head_size = query.shape
     num_kv_heads = layer_cache.shape[3]
 
@@ -86,8 +83,8 @@ def plan_passes(
             itemsize=query.element_size(),
         )
 
-    shared = batch.shared_prefixes
-    if shared is not None and (sliding_window is None or sliding_window >= batch.max_seq_len):
+    shared = batch.prefixes_for(sliding_window)
+    if shared is not None:
         prefix = AttentionPass(
             query_start_loc=shared.query_start_loc,
             block_tables=shared.block_tables,
@@ -122,7 +119,7 @@ def attend(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Launches the passes with the given configs, and the merge where their results come in parts."""
+    """Launches the passes with the given configs, and the merge if there are several parts."""
     num_tokens, num_heads, head_size = query.shape
     output = torch.empty((num_tokens, num_heads, head_size), dtype=query.dtype, device=query.device)
     num_parts = sum(config.num_splits for config in configs)
@@ -134,7 +131,7 @@ def attend(
     lse = torch.empty((num_parts, num_tokens, num_heads), dtype=torch.float32, device=query.device)
     ends = accumulate((config.num_splits for config in configs), initial=0)
     for one, config, (begin, end) in zip(passes, configs, pairwise(ends), strict=True):
-        # A token's sinks and window belong to its own keys; every token sees the whole of a shared prefix.
+        # Sinks and window apply to a sequence's own keys; every token sees the whole shared prefix.
         window, own_sinks = (sliding_window, sinks) if one.causal else (None, None)
         _launch(partial[begin:end], lse[begin:end], query, layer_cache, one, config, scale, window, softcap, own_sinks)
     merge_kernel[(num_tokens, num_heads)](
@@ -206,14 +203,14 @@ def _launch(
                 BLOCK_SIZE=key_cache.shape[1],
                 BLOCK_M=tile.block_m,
                 BLOCK_N=tile.block_n,
-                ONE_TILE_A_RUN=one_tile_a_run(shape, tile.block_m),
+                ONE_TILE_PER_RUN=one_tile_per_run(shape, tile.block_m),
                 CAUSAL=one.causal,
                 num_warps=tile.num_warps,
                 num_stages=tile.num_stages,
                 **_COMPILE_OPTIONS,
             )
         except OutOfResources:
-            # The estimate was wrong for this device or compiler: take less rather than fail.
+            # The estimate was wrong for this device or compiler: use a smaller config rather than fail.
             smaller = config.shrunk()
             if smaller is None:
                 raise
@@ -223,7 +220,7 @@ def _launch(
 
 
 def check_arguments(query: Tensor, layer_cache: Tensor, batch: AttentionBatch, sinks: Tensor | None) -> None:
-    """Refuses tensors that the kernels would misread; shapes as in `interface.Backend.paged_attention`."""
+    """Rejects tensors that the kernels would misread; shapes as in `interface.Backend.paged_attention`."""
     if query.ndim != 3 or layer_cache.ndim != 5 or layer_cache.shape[0] != 2:
         raise ValueError(f"query {tuple(query.shape)} or cache {tuple(layer_cache.shape)} has the wrong dimensions")
     _, num_heads, head_size = query.shape

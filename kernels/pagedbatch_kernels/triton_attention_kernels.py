@@ -1,15 +1,15 @@
 """The attention kernels in Triton: one ragged pass over paged K/V, and the merge of partial results.
 
-Knows pointers and strides only; `triton_attention` checks the tensors, picks the tiles and launches.
+`triton_attention` checks the tensors, chooses the tiles and launches them.
 
-The pass follows FlashAttention-2 (Dao, 2023): a tile of query rows stays put, K/V tiles stream by under an online
-softmax, in base 2. A row is one query head of one token; the rows of a run that read the same KV head are packed
-without gaps, so that one decode token of a grouped-query model fills a tile as well as it can. Tiles of K/V are cut by
-token, not by block: each token's block id is looked up, so that any block size serves any tile size.
+The pass follows FlashAttention-2 (Dao, 2023): a tile of query rows stays in place while K/V tiles stream by, with an
+online softmax in base 2. A row is one query head of one token; the rows of a run that read the same KV head are packed
+without gaps, so that a decode token of a grouped-query model fills as much of a tile as it can. K/V tiles are cut by
+token, not by block: each token's block id is looked up, so that any block size works with any tile size.
 
-With `lse_ptr`, a pass covers a part of the keys (a split of a long context, a shared prefix) and leaves its normalised
-result with the log-sum-exp of its scores; `merge_kernel` weighs the parts. This is the split of Flash-Decoding (Dao et
-al., 2023) and the merge of cascade inference (Ye et al., 2024).
+With `lse_ptr`, a pass covers a part of the keys (a split of a long context, or a shared prefix) and stores its
+normalised result with the log-sum-exp of its scores; `merge_kernel` combines the parts. This is the split of
+Flash-Decoding (Dao et al., 2023) and the merge of cascade inference (Ye et al., 2024).
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -29,7 +29,7 @@ def _run_of_tile(query_start_loc_ptr, num_runs, tile, QUERIES_PER_KV: tl.constex
     """The run that a tile belongs to, and the run's first tile.
 
     Run i starts at tile `query_start_loc[i] * QUERIES_PER_KV // BLOCK_M + i`: an upper bound that needs no prefix sum
-    of its own and leaves at most one idle tile a run.
+    of its own and leaves at most one idle tile per run.
     """
     low = tl.full([], 0, tl.int32)
     high = num_runs
@@ -92,7 +92,7 @@ def attention_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    ONE_TILE_A_RUN: tl.constexpr,
+    ONE_TILE_PER_RUN: tl.constexpr,
     CAUSAL: tl.constexpr,  # a run's queries are the last of its keys; else they follow all of them
 ):
     """Grid: (num_tiles * NUM_KV_HEADS, num_splits)."""
@@ -101,7 +101,7 @@ def attention_kernel(
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     split = tl.program_id(1)
 
-    if ONE_TILE_A_RUN:
+    if ONE_TILE_PER_RUN:
         run = tile
         first_tile = tile
     else:
@@ -120,7 +120,7 @@ def attention_kernel(
     dim = tl.arange(0, HEAD_PADDED)
     dim_ok = dim < HEAD_SIZE
 
-    # The keys that any row of this tile may see, then this split's share of them.
+    # The keys that are visible to some row of this tile, then this split's share of them.
     kv_end = tl.load(kv_end_ptr + run)
     context_len = kv_end - query_len
     position = context_len + token
@@ -151,13 +151,13 @@ def attention_kernel(
         mask=row_ok[:, None] & dim_ok,
         other=0.0,
     )
-    peak = tl.full([BLOCK_M], NEG_INF, tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    row_max = tl.full([BLOCK_M], NEG_INF, tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
     if sinks_ptr is not None:  # noqa: SIM102 (decided by the compiler, the inner test by the program)
-        # A sink is a key seen before all others: weight and no value, counted once, by the first split.
+        # A sink is a first key whose value is 0; counted once, by the first split.
         if split == 0:
-            peak = tl.load(sinks_ptr + head, mask=row_ok, other=0.0).to(tl.float32) * LOG2_E
-            total += 1.0
+            row_max = tl.load(sinks_ptr + head, mask=row_ok, other=0.0).to(tl.float32) * LOG2_E
+            row_sum += 1.0
     acc = tl.zeros([BLOCK_M, HEAD_PADDED], tl.float32)
 
     table_ptr = block_tables_ptr + run.to(tl.int64) * stride_table
@@ -165,7 +165,7 @@ def attention_kernel(
     value_ptr += kv_head * stride_kv_head
     for start in range(kv_begin, kv_end, BLOCK_N):
         position_kv = start + tl.arange(0, BLOCK_N)
-        # Slots past the end hold anything, NaN included: they are neither read nor, in V, multiplied by a zero weight.
+        # Slots past the end may hold NaN: they must not be read, as 0 * NaN would be NaN.
         kv_ok = position_kv < kv_end
         block = tl.load(table_ptr + position_kv // BLOCK_SIZE, mask=kv_ok, other=0).to(tl.int64)
         offset = (block * stride_block + (position_kv % BLOCK_SIZE) * stride_slot)[:, None] + dim
@@ -185,26 +185,26 @@ def attention_kernel(
                 visible &= distance < window
         scores = tl.where(visible, scores, NEG_INF)
 
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
-        # A row that has seen no key yet has peak -inf; -inf - -inf would be NaN.
-        safe_peak = tl.where(new_peak == NEG_INF, 0.0, new_peak)
-        weights = tl.exp2(scores - safe_peak[:, None])
-        decay = tl.exp2(peak - safe_peak)
-        total = total * decay + tl.sum(weights, 1)
+        new_max = tl.maximum(row_max, tl.max(scores, 1))
+        # row_max is -inf while a row has no visible key, and -inf - -inf would be NaN.
+        safe_max = tl.where(new_max == NEG_INF, 0.0, new_max)
+        weights = tl.exp2(scores - safe_max[:, None])
+        decay = tl.exp2(row_max - safe_max)
+        row_sum = row_sum * decay + tl.sum(weights, 1)
         value = tl.load(value_ptr + offset, mask=load_ok, other=0.0)
         acc = _dot(weights.to(value.dtype), value, acc * decay[:, None])
-        peak = new_peak
+        row_max = new_max
 
-    # A row without a visible key in this part has total 0: its result is 0 and its log-sum-exp -inf.
-    safe_total = tl.where(total == 0.0, 1.0, total)
-    result = acc / safe_total[:, None]
+    # Without a visible key in this part, row_sum is 0: the result is 0 and the log-sum-exp -inf.
+    safe_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
+    result = acc / safe_sum[:, None]
     tl.store(
         output_ptr + out_row[:, None] * stride_output_token + head[:, None] * stride_output_head + dim,
         result.to(output_ptr.dtype.element_ty),
         mask=row_ok[:, None] & dim_ok,
     )
     if lse_ptr is not None:
-        tl.store(lse_ptrs, peak + tl.log2(safe_total), mask=row_ok)
+        tl.store(lse_ptrs, row_max + tl.log2(safe_sum), mask=row_ok)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_parts"])
@@ -222,7 +222,7 @@ def merge_kernel(
     PARTS_PADDED: tl.constexpr,  # a power of two >= num_parts
     BLOCK_PARTS: tl.constexpr,
 ):
-    """Weighs the parts of each row by their share of all scores. Grid: (num_tokens, NUM_HEADS)."""
+    """Combines the parts of each row, weighted by their log-sum-exp. Grid: (num_tokens, NUM_HEADS)."""
     token = tl.program_id(0)
     head = tl.program_id(1)
     row = token * NUM_HEADS + head
@@ -231,8 +231,8 @@ def merge_kernel(
 
     every_part = tl.arange(0, PARTS_PADDED)
     lse = tl.load(lse_ptr + every_part * num_rows + row, mask=every_part < num_parts, other=NEG_INF)
-    peak = tl.max(lse, 0)
-    total = tl.sum(tl.exp2(lse - peak), 0)
+    row_max = tl.max(lse, 0)
+    row_sum = tl.sum(tl.exp2(lse - row_max), 0)
 
     acc = tl.zeros([HEAD_PADDED], tl.float32)
     for first in range(0, num_parts, BLOCK_PARTS):
@@ -246,9 +246,9 @@ def merge_kernel(
             mask=filled[:, None] & (dim < HEAD_SIZE),
             other=0.0,
         )
-        acc += tl.sum(result * tl.exp2(part_lse - peak)[:, None], 0)
+        acc += tl.sum(result * tl.exp2(part_lse - row_max)[:, None], 0)
     tl.store(
         output_ptr + token.to(tl.int64) * stride_output_token + head * stride_output_head + dim,
-        (acc / total).to(output_ptr.dtype.element_ty),
+        (acc / row_sum).to(output_ptr.dtype.element_ty),
         mask=dim < HEAD_SIZE,
     )

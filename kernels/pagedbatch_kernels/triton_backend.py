@@ -7,8 +7,9 @@ import torch
 from pagedbatch_kernels import launch
 from pagedbatch_kernels.interface import AttentionShape
 from pagedbatch_kernels.prefix_groups import PrefixCosts
+from pagedbatch_kernels.reference import allocate_cache
 from pagedbatch_kernels.triton_attention import paged_attention
-from pagedbatch_kernels.triton_cache import allocate_cache, copy_blocks, swap_blocks, write_kv
+from pagedbatch_kernels.triton_cache import copy_blocks, swap_blocks, write_kv
 from pagedbatch_kernels.triton_device import device_limits
 
 __all__ = ["allocate_cache", "copy_blocks", "paged_attention", "prefix_costs", "swap_blocks", "write_kv"]

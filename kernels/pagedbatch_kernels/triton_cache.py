@@ -1,9 +1,8 @@
-"""The paged cache on Triton: storing a step's K/V, copying blocks, moving them to and from host memory.
+"""The paged cache on Triton: writes a step's K/V, copies blocks, and moves them to and from host memory.
 
-Cache layout: [num_layers, 2, num_blocks, block_size, num_kv_heads, head_size], K before V, as `reference` has it, so
-that the torch backend can take over a run with the cache as it stands. One head of one slot is 128 bytes or more in the
-models that matter, whole memory transactions, and the KV heads of a slot lie side by side: a token's K is stored as one
-piece, and the attention programs of one tile's heads read neighbouring bytes at the same time.
+The layout is that of `reference`, which can then take over a run with the cache as it is. One head of one slot is
+usually 128 bytes or more, whole memory transactions, and the KV heads of a slot are adjacent: a token's K is written in
+one piece, and the programs of one tile's heads read neighbouring bytes at the same time.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -15,19 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagedbatch_kernels.interface import CacheShape
 from pagedbatch_kernels.launch import next_power_of_two
 
 _COPY_ELEMENTS = 4096  # of one program of the block copy
-
-
-def allocate_cache(
-    shape: CacheShape, num_blocks: int, dtype: torch.dtype, device: torch.device, *, is_spare: bool = False
-) -> Tensor:
-    """See `interface.Backend.allocate_cache`."""
-    size = (shape.num_layers, 2, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_size)
-    pin = device.type == "cpu" and torch.cuda.is_available()
-    return torch.empty(size, dtype=dtype, device=device, pin_memory=pin)
 
 
 @triton.jit
@@ -130,8 +119,8 @@ def copy_blocks(cache: Tensor, src: Tensor, dst: Tensor) -> None:
 def swap_blocks(src_cache: Tensor, dst_cache: Tensor, src: Tensor, dst: Tensor) -> None:
     """See `interface.Backend.swap_blocks`.
 
-    One launch: the GPU reads or writes the pinned host cache itself, in whole lines, where a copy engine would take one
-    small transfer a block, layer and plane. Asynchronous, in order with the other work of the current stream.
+    One launch: the GPU itself reads or writes the pinned host cache in whole lines, where a copy engine would need one
+    small transfer per block, layer and plane. Asynchronous, in order with the other work of the current stream.
     """
     device = dst_cache.device if src_cache.device.type == "cpu" else src_cache.device
     _copy(src_cache, dst_cache, src.to(device, non_blocking=True), dst.to(device, non_blocking=True))

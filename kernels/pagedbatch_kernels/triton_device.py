@@ -1,4 +1,4 @@
-"""What the launch chooser needs to know of a torch device."""
+"""The limits of a torch device that `launch` needs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 from pagedbatch_kernels.launch import DeviceLimits
 
-#: Triton's interpreter runs on the CPU; it gets the tiles of a mid-sized card.
+#: For Triton's interpreter, which runs on the CPU: the tiles of a mid-sized GPU.
 INTERPRETER = DeviceLimits("cuda", 86, 99 * 1024, 4)
 
 
 @lru_cache
 def device_limits(device: torch.device) -> DeviceLimits:
-    """The limits of a GPU; of an imagined small one for the CPU."""
+    """The limits of a GPU; for the CPU, `INTERPRETER`."""
     if device.type != "cuda":
         return INTERPRETER
     properties = torch.cuda.get_device_properties(device)

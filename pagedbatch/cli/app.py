@@ -1,4 +1,4 @@
-"""The command `pagedbatch`: its subcommands, and how errors end it. Imports nothing slow."""
+"""The command `pagedbatch`: its subcommands, and how errors end it. Nothing slow is imported here."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 from pagedbatch import __version__
 from pagedbatch.cli.bench import bench
 from pagedbatch.cli.doctor import doctor
+from pagedbatch.cli.help import MAX_WIDTH, HelpCommand, HelpGroup
 from pagedbatch.cli.merge import merge
 from pagedbatch.cli.plan import plan
 from pagedbatch.cli.report import report
@@ -20,31 +21,22 @@ from pagedbatch.cli.simulate import simulate
 from pagedbatch.cli.terminal import say
 from pagedbatch.errors import PagedBatchError, RunError, UsageError
 
-#: Typer's class of wrong-usage errors, under a public name's parents: it has no public name itself.
-_WrongUsage: type[Exception] = typer.BadParameter.__mro__[1]
-
 #: Set in the environment, errors come with their traceback.
 _TRACEBACK = "PAGEDBATCH_TRACEBACK"
 
-#: New objects that Python looks through for garbage at a time. Imports and weights make a million that stay: by its own
-#: measure, 700, a fifth of the start-up would go into looking through them, over and over.
+#: New objects after which Python looks for garbage. Imports and weights make a million objects that stay: with Python's
+#: default of 700, looking through them again and again would take a fifth of the start-up.
 _GARBAGE_THRESHOLD = 100_000
 
 app = typer.Typer(
     name="pagedbatch",
-    no_args_is_help=True,
-    add_completion=False,
+    cls=HelpGroup,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": MAX_WIDTH},
 )
-app.command()(run)
-app.command()(merge)
-app.command()(plan)
-app.command()(report)
-app.command()(bench)
-app.command()(simulate)
-app.command()(doctor)
+for command in (run, merge, plan, report, bench, simulate, doctor):
+    app.command(cls=HelpCommand)(command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -55,36 +47,34 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def pagedbatch(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Offline batch inference: a file of prompts in, a file of answers out, through one paged KV pool."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(UsageError.exit_code)
 
 
 def main() -> None:
-    """Runs the command line and exits: whatever goes wrong is one line on stderr and an exit code of the contract."""
+    """Runs the command line and exits. Whatever goes wrong is one line on stderr and an exit code."""
     gc.set_threshold(_GARBAGE_THRESHOLD)
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        sys.exit(app(prog_name="pagedbatch", standalone_mode=False) or 0)
     except PagedBatchError as error:
         hint = f" ({_TRACEBACK}=1 shows where)" if isinstance(error, RunError) and error.__cause__ else ""
         _fail(f"{error}{hint}", error.exit_code, error)
-    except _WrongUsage as error:
-        _fail(_usage_message(error), UsageError.exit_code, error)
+    except typer.TyperException as error:
+        _fail(" ".join(error.format_message().split()), UsageError.exit_code, error)
     except BrokenPipeError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the exit's own flush is quiet
-        _fail("whoever read the output has gone", PagedBatchError.exit_code, error)
-
-
-def _usage_message(error: Exception) -> str:
-    message: str = error.format_message() if hasattr(error, "format_message") else str(error)
-    return " ".join(message.split())
+        _fail("the output was closed by its reader", PagedBatchError.exit_code, error)
 
 
 def _fail(message: str, exit_code: int, error: BaseException) -> None:
     if os.environ.get(_TRACEBACK):
         raise error
-    if message:  # none: the help was asked for by giving no command
-        say(f"error: {message}")
+    say(f"error: {message}")
     sys.exit(exit_code)

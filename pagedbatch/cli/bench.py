@@ -3,94 +3,91 @@
 from __future__ import annotations
 
 import json
+from dataclasses import MISSING, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
+from pagedbatch.cli.flags import takes_options, values_of
 from pagedbatch.cli.terminal import say
-from pagedbatch.errors import UsageError
+from pagedbatch.errors import RunError, UsageError
+from pagedbatch.options import option, options_of
+from pagedbatch.params import MAX_WIDTH
 from pagedbatch.printable import printable_values
+from pagedbatch.readers import boolean, count, integer, new_file, number, text
 from pagedbatch.run.interrupts import EXIT_INTERRUPTED, Interrupts
+from pagedbatch.settings import OPTIONS
 
-#: Exit code where `generate` failed: our figures are there, the comparison is not.
-_FAILED = 1
-_ENGINE = "Engine, as in `run`"
+_job = partial(option, group="Job")
+_generate = partial(option, group="Comparison with Hugging Face's generate")
 
 
-def bench(
-    prompts: Annotated[
-        str | None,
-        typer.Argument(metavar="[PROMPTS]", show_default=False, help="Rows with prompts. (default: built-in ones)"),
-    ] = None,
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="Hub id or folder; with --dummy-weights a config.json or its folder.")
-    ] = ...,  # type: ignore[assignment]
-    dummy_weights: Annotated[
-        bool, typer.Option("--dummy-weights", help="Random weights, from the config alone: to size a machine.")
-    ] = False,
-    dummy_length: Annotated[int, typer.Option(min=1, help="Tokens of each random prompt with --dummy-weights.")] = 256,
-    jobs: Annotated[str, typer.Option(help="Any of greedy, sampling, beams.")] = "greedy,sampling,beams",
-    num_prompts: Annotated[int, typer.Option(min=1, help="Most prompts of each job.")] = 32,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each output; end tokens are ignored.")] = 64,
-    n: Annotated[int, typer.Option("--n", "-n", min=2, help="Outputs a prompt of the sampling job.")] = 8,
-    num_beams: Annotated[int, typer.Option(min=2, help="Width of the beams job.")] = 4,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of ours; the median counts.")] = 3,
-    generate: Annotated[bool, typer.Option("--generate/--no-generate", help="Run Hugging Face's side too.")] = True,
-    batch_sizes: Annotated[str, typer.Option(help="Batch sizes that generate may choose from.")] = "1,4,16,32",
-    generate_seconds: Annotated[
-        float, typer.Option(min=1, help="Time for generate in each job; it answers as many prompts as fit.")
-    ] = 120,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.", rich_help_panel=_ENGINE)] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=_ENGINE)] = "auto",
-    attention: Annotated[str, typer.Option(help="auto, triton, cpu or torch.", rich_help_panel=_ENGINE)] = "auto",
-    forward: Annotated[str, typer.Option(help="auto or plain.", rich_help_panel=_ENGINE)] = "auto",
-    kv_memory: Annotated[str | None, typer.Option(help="Pool size: 4GiB.", rich_help_panel=_ENGINE)] = None,
-    max_num_seqs: Annotated[int, typer.Option(help="Most sequences at once.", rich_help_panel=_ENGINE)] = 128,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures here.")] = None,
-) -> int:
-    """Measure this box: output tokens a second here and with Hugging Face's generate, memory, and where time goes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """What `bench` is told beside the options of its runs."""
+
+    prompts: str | None = _job(None, text, "File of rows with prompts.", is_argument=True, default_text="built-in ones")
+    model: str = _job(MISSING, text, "Hub id or folder; with --dummy-weights, a config.json or its folder.", short="-m")
+    dummy_weights: bool = _job(False, boolean, "Random weights, made from the config alone: to size a machine.")
+    dummy_length: int = _job(256, count, "Tokens per random prompt with --dummy-weights.")
+    jobs: str = _job(
+        "greedy,sampling,beams", text, "What to measure: one or several of greedy, sampling and beams.", metavar="NAMES"
+    )
+    num_prompts: int = _job(32, count, "Maximum prompts per job.")
+    max_tokens: int = _job(64, count, "Tokens per output. End tokens are ignored, so that all have as many.")
+    n: int = _job(8, integer(2, MAX_WIDTH), "Outputs per prompt in the sampling job.", short="-n")
+    num_beams: int = _job(4, integer(2, MAX_WIDTH), "Beams per prompt in the beams job.")
+    repeats: int = _job(3, count, "Runs of pagedbatch per job; the median counts.")
+    json: str | None = _job(None, new_file, "Write all figures to this file.")
+    generate: bool = _generate(True, boolean, "Measure generate too.")
+    batch_sizes: str = _generate("1,4,16,32", text, "Batch sizes to try; the fastest one counts.", metavar="SIZES")
+    generate_seconds: float = _generate(
+        120.0, number(1, 1e9, metavar="SECONDS"), "Time per job. It answers as many prompts as fit."
+    )
+
+
+_OPTIONS = options_of(BenchOptions)
+_OF_THE_RUNS = {name: OPTIONS[name] for name in (
+    "kv_memory", "max_num_seqs", "device", "dtype", "attention", "forward",
+)}  # fmt: skip
+
+
+@takes_options(*_OPTIONS.values(), *_OF_THE_RUNS.values())
+def bench(**flags: Any) -> int:
+    """Measure this machine: output tokens per second here and with Hugging Face's generate, memory, time by part."""
     from rich.console import Console
 
     from pagedbatch.tools.bench.compare import BenchPlan, compare
     from pagedbatch.tools.bench.table import print_comparison
     from pagedbatch.tools.bench.workload import choose_jobs
 
-    flags: dict[str, Any] = {
-        "device": device,
-        "dtype": dtype,
-        "attention": attention,
-        "forward": forward,
-        "kv_memory": kv_memory,
-        "max_num_seqs": max_num_seqs,
-    }
+    own = BenchOptions(**values_of(_OPTIONS, flags))
     plan = BenchPlan(
-        model=model,
-        jobs=choose_jobs(_names(jobs), n=n, num_beams=num_beams, max_tokens=max_tokens),
-        prompts=prompts,
-        num_prompts=num_prompts,
-        repeats=repeats,
-        dummy_weights=dummy_weights,
-        dummy_length=dummy_length,
-        batch_sizes=_sizes(batch_sizes),
-        generate_seconds=generate_seconds if generate else None,
-        run_flags=flags,
+        model=own.model,
+        jobs=choose_jobs(_names(own.jobs), n=own.n, num_beams=own.num_beams, max_tokens=own.max_tokens),
+        prompts=own.prompts,
+        num_prompts=own.num_prompts,
+        repeats=own.repeats,
+        dummy_weights=own.dummy_weights,
+        dummy_length=own.dummy_length,
+        batch_sizes=_sizes(own.batch_sizes),
+        generate_seconds=own.generate_seconds if own.generate else None,
+        run_flags=values_of(_OF_THE_RUNS, flags),
     )
-    if json_file is not None and not json_file.parent.is_dir():
-        raise UsageError(f"--json: there is no folder {json_file.parent}")
     try:
         with Interrupts():
             result = compare(plan, say)
     except KeyboardInterrupt:
         say("interrupted: nothing was written")
         return EXIT_INTERRUPTED
-    if json_file is not None:
-        json_file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if own.json is not None:
+        Path(own.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print_comparison(printable_values(result), Console())
     if result["interrupted"]:
         say(f"interrupted: {len(result['jobs'])} of {len(plan.jobs)} jobs were measured")
         return EXIT_INTERRUPTED
-    return _FAILED if any("error" in (job["generate"] or {}) for job in result["jobs"]) else 0
+    generate_failed = any("error" in (job["generate"] or {}) for job in result["jobs"])
+    return RunError.exit_code if generate_failed else 0
 
 
 def _names(text: str) -> list[str]:

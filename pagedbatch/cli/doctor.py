@@ -1,4 +1,4 @@
-"""`pagedbatch doctor`: what this machine can do, and whether a model can run on it. Loads no weights."""
+"""`pagedbatch doctor`: what this machine can do, and whether a model can run on it. No weights are loaded."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pagedbatch.errors import PagedBatchError
 from pagedbatch.printable import printable
 
 if TYPE_CHECKING:
@@ -23,13 +24,13 @@ _PACKAGES = ("torch", "transformers", "triton", "datasets", "tokenizers", "safet
 def doctor(
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", show_default=False, help="Also tell, from its files, if this model runs."),
+        typer.Option("--model", "-m", metavar="TEXT", help="Say, from its files, whether this model can run here."),
     ] = None,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run the model's own configuration code.")
+        bool, typer.Option("--trust-remote-code", help="Run configuration code from the model's repository.")
     ] = False,
 ) -> int:
-    """Tell what this machine can do, and with --model whether that model can run here."""
+    """Show what this machine can do and, with --model, whether that model can run on it."""
     from rich.console import Console
 
     from pagedbatch.input.hub import go_offline_if_needed
@@ -44,7 +45,7 @@ def doctor(
 
     found = inspect_model(model, trust_remote_code=trust_remote_code)
     _print(console, f"model {model}", _model(found))
-    return 1 if found.problems else 0
+    return PagedBatchError.exit_code if found.problems else 0
 
 
 def _machine() -> Iterator[tuple[str, str]]:
@@ -66,7 +67,7 @@ def _machine() -> Iterator[tuple[str, str]]:
             gpu = torch.cuda.get_device_properties(index)
             yield f"gpu {index}", f"{gpu.name}, {gpu.total_memory / 2**30:.1f} GiB, compute {gpu.major}.{gpu.minor}"
     else:
-        yield "gpu", "none that torch can use: runs go to the CPU"
+        yield "gpu", "none that torch can use: models run on the CPU"
     yield "compiler", shutil.which("c++") or shutil.which("g++") or "none"
     yield "attention", ", ".join(available_backends())
 
@@ -86,7 +87,7 @@ def _model(found: Inspection) -> Iterator[tuple[str, str]]:
     else:
         yield (
             "verdict",
-            "runs here" if found.weights else "would run here, by its config: there are no weights to look at",
+            "runs here" if found.weights else "would run here, by its config; there are no weights to check",
         )
     for problem in found.problems[1:]:
         yield "also", problem
@@ -108,11 +109,11 @@ def _facts(facts: ModelFacts) -> Iterator[tuple[str, str]]:
     if facts.softcap is not None:
         yield "soft cap", f"{facts.softcap:g}"
     if facts.has_sinks:
-        yield "sinks", "a learned one a head"
+        yield "sinks", "one per head, learned"
     note = "" if facts.limit_note is None else f" ({facts.limit_note})"
-    yield "limit", f"{facts.max_model_len} tokens a sequence{note}, vocabulary of {facts.vocab_size}"
+    yield "limit", f"{facts.max_model_len} tokens per sequence{note}, vocabulary of {facts.vocab_size}"
     sizes = [f"{facts.token_bytes(dtype):,} bytes in {str(dtype)[6:]}" for dtype in (torch.bfloat16, torch.float32)]
-    yield "KV a token", ", ".join(sizes)
+    yield "KV per token", ", ".join(sizes)
 
 
 def _print(console: Any, title: str, rows: Iterator[tuple[str, str]]) -> None:

@@ -1,4 +1,4 @@
-"""`pagedbatch merge`: the outputs of all shards as the output of one run. Knows no file of rows."""
+"""`pagedbatch merge`: the outputs of all shards as the output of one run."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import typer
 
 from pagedbatch.cli.terminal import say
 
-_PARTS_HELP = "The outputs of all shards, in any order, with their stats beside them."
-_OUTPUT_HELP = "All records in input order, as JSONL; as Parquet if the name ends in .parquet; - for stdout."
+_PARTS_HELP = "The outputs of all shards, in any order. Their stats files must lie beside them."
+_OUTPUT_HELP = (
+    "Where the records go, in input order: Parquet if the name ends in .parquet, else JSON Lines; - for stdout."
+)
 
 
 def merge(
-    parts: Annotated[list[str], typer.Argument(metavar="PART...", show_default=False, help=_PARTS_HELP)],
-    output: Annotated[str, typer.Option("--output", "-o", show_default=False, help=_OUTPUT_HELP)],
+    parts: Annotated[list[str], typer.Argument(metavar="PART", show_default=False, help=_PARTS_HELP)],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help=_OUTPUT_HELP)],
 ) -> int:
-    """Put the outputs of `run --shard I/N` together, as if one run had written them."""
+    """Join the outputs of `run --shard I/N` into one, as if one run had written it."""
     from pagedbatch.output.merge import merge_parts
     from pagedbatch.wording import plural
 

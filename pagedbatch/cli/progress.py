@@ -1,4 +1,4 @@
-"""The live view of a run: rows, speed, time left and the pool. Reads snapshots; knows no engine, no job and no file.
+"""The live view of a run: rows, speed, time left and the pool.
 
 On a terminal it redraws in place four times a second; elsewhere it prints a plain line every ten seconds.
 """
@@ -6,19 +6,18 @@ On a terminal it redraws in place four times a second; elsewhere it prints a pla
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
 from pagedbatch.cli.tally import Tally
-from pagedbatch.outputs import PoolCounts, StepSnapshot
+from pagedbatch.outputs import BLOCK_STATES, PoolCounts, StepSnapshot
 from pagedbatch.printable import printable
 from pagedbatch.report.charts import Part, glyphs_for, stacked_bar
-from pagedbatch.stats.schema import BLOCK_STATES
 from pagedbatch.wording import duration, plural
 
 Clock = Callable[[], float]
@@ -29,67 +28,71 @@ PLAIN_SECONDS = 10.0
 _LABEL_WIDTH = 9
 _BESIDE_BAR_WIDTH = 30
 _MAX_WIDTH = 120
-_MOST_POOLS = 8
-_STATES = tuple(zip(BLOCK_STATES, ("blue", "magenta", "cyan", "bright_black"), strict=True))
+_MAX_POOLS = 8
+_STATE_STYLES = ("blue", "magenta", "cyan", "bright_black")
 
 
-class Progress(Protocol):
-    """What a run tells while it lasts. A context manager: entering shows it, leaving shows the last state."""
+class Progress(ABC):
+    """Shows a run while it lasts. A context manager: entering shows it, leaving shows the final state."""
 
+    def __init__(self, tally: Tally, console: Console, clock: Clock, seconds: float) -> None:
+        self._tally = tally
+        self._console = console
+        self._clock = clock
+        self._seconds = seconds
+        self._due = 0.0
+
+    @abstractmethod
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    @abstractmethod
+    def __exit__(self, *exception: object) -> None: ...
 
     def update(
         self, snapshot: StepSnapshot | None, rows_done: int, rows_error: int, pools: Sequence[StepSnapshot] = ()
     ) -> None:
-        """Takes in a step, right after it ran. Where there are workers, `snapshot` is their sum and `pools` are theirs.
+        """Called after each step. With several workers, `snapshot` is their sum and `pools` are their own snapshots.
 
-        `rows_done` counts the rows that this run finished, errors included, and `rows_error` those errors. Resumed rows
-        are in neither: they were given at the start. Rows that fail before any step come with no snapshot.
+        `rows_done` counts the rows that this run finished, errors included, and `rows_error` the errors among them.
+        Neither includes resumed rows. `snapshot` is None if rows failed before the first step.
         """
+        now = self._clock()
+        self._tally.take(now, snapshot, rows_done, rows_error)
+        if now >= self._due:
+            self._due = now + self._seconds
+            self._tally.mark()
+            self._show(pools)
 
+    @abstractmethod
+    def _show(self, pools: Sequence[StepSnapshot]) -> None: ...
+
+    @abstractmethod
     def message(self, text: str) -> None:
-        """Prints a notice that stays, above the display."""
+        """Prints a line that stays, above the display."""
 
 
 def make_progress(total_rows: int | None, resumed: int, console: Console, clock: Clock = time.monotonic) -> Progress:
-    """The display that suits the console. `total_rows` counts all rows of the input, the `resumed` ones included."""
+    """The display that suits the console. `total_rows` counts all rows of the input, including the `resumed` ones."""
     tally = Tally(total_rows, resumed)
     if console.is_terminal and not console.is_dumb_terminal:
         return TerminalProgress(tally, console, clock)
     return PlainProgress(tally, console, clock)
 
 
-class PlainProgress:
-    """One line every ten seconds, and one at the end: for logs."""
+class PlainProgress(Progress):
+    """One line every ten seconds and one at the end, for logs."""
 
     def __init__(self, tally: Tally, console: Console, clock: Clock) -> None:
-        self._tally = tally
-        self._console = console
-        self._clock = clock
-        self._due = 0.0
+        super().__init__(tally, console, clock, PLAIN_SECONDS)
 
     def __enter__(self) -> Self:
         self._due = self._clock() + PLAIN_SECONDS
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._say(_final_words(self._tally))
 
-    def update(
-        self, snapshot: StepSnapshot | None, rows_done: int, rows_error: int, pools: Sequence[StepSnapshot] = ()
-    ) -> None:
-        now = self._clock()
-        self._tally.take(now, snapshot, rows_done, rows_error)
-        if now < self._due:
-            return
-        self._due = now + PLAIN_SECONDS
-        self._tally.mark()
+    def _show(self, pools: Sequence[StepSnapshot]) -> None:
         self._say(_speed_words(self._tally), _pool_words(self._tally, pools))
 
     def _say(self, *groups: list[str]) -> None:
@@ -100,50 +103,32 @@ class PlainProgress:
         self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
-class TerminalProgress:
-    """A few lines redrawn in place. Nothing runs beside the engine: the redraw is part of `update` when it is due."""
+class TerminalProgress(Progress):
+    """A few lines that are redrawn in place, by `update` when a redraw is due: no thread runs beside the engine."""
 
     def __init__(self, tally: Tally, console: Console, clock: Clock) -> None:
-        self._tally = tally
-        self._console = console
-        self._clock = clock
+        super().__init__(tally, console, clock, REDRAW_SECONDS)
         self._glyphs = glyphs_for(console)
-        self._due = 0.0
-        self._pools: Sequence[StepSnapshot] = ()
-        # Standard output may carry data, so it stays as it is; warnings on stderr go above the display.
+        # stdout may carry data and is left alone; warnings on stderr appear above the display.
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=False)
 
     def __enter__(self) -> Self:
         self._live.start()
-        self._draw()
+        self._show([])
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._live.update(self._final())
         self._live.stop()  # draws it
 
-    def update(
-        self, snapshot: StepSnapshot | None, rows_done: int, rows_error: int, pools: Sequence[StepSnapshot] = ()
-    ) -> None:
-        now = self._clock()
-        self._tally.take(now, snapshot, rows_done, rows_error)
-        if now < self._due:
-            return
-        self._due = now + REDRAW_SECONDS
-        self._tally.mark()
-        self._pools = pools
-        self._draw()
+    def _show(self, pools: Sequence[StepSnapshot]) -> None:
+        lines = [self._rows_line(), self._cells_line("speed", _speed_words(self._tally))]
+        if self._tally.snapshot is not None:
+            lines += self._pool_lines(self._tally.snapshot, pools)
+        self._live.update(Group(*lines), refresh=True)
 
     def message(self, text: str) -> None:
         self._console.print(printable(text), markup=False, highlight=False)
-
-    def _draw(self) -> None:
-        lines = [self._rows_line(), self._cells_line("speed", _speed_words(self._tally))]
-        if self._tally.snapshot is not None:
-            lines += self._pool_lines(self._tally.snapshot, self._pools)
-        self._live.update(Group(*lines), refresh=True)
 
     def _final(self) -> Group:
         return Group(self._rows_line(), self._cells_line("speed", _final_words(self._tally)))
@@ -157,17 +142,17 @@ class TerminalProgress:
         return self._bar_line("rows", parts, _share_done(tally), f"{tally.rows_done:,} of {tally.total_rows:,}")
 
     def _pool_lines(self, snapshot: StepSnapshot, pools: Sequence[StepSnapshot]) -> list[Text]:
-        """The pool, or a line for each of several, as many as there is room for; then what the shades mean."""
+        """A line for each pool, up to `_MAX_POOLS`; then what the shades mean, and what is running."""
         if len(pools) < 2:
             bars = [self._pool_line("pool", snapshot.pool)]
         else:
-            shown = pools[: _MOST_POOLS - 1] if len(pools) > _MOST_POOLS else pools
+            shown = pools[: _MAX_POOLS - 1] if len(pools) > _MAX_POOLS else pools
             bars = [self._pool_line(f"pool {i}", each.pool) for i, each in enumerate(shown)]
             if len(shown) < len(pools):
                 bars.append(self._pool_line(f"all {len(pools)}", snapshot.pool))
         legend = [
             Text.assemble((part.glyph, part.style), f" {name} {part.value:,}")
-            for part, (name, _) in zip(self._pool_parts(snapshot.pool), _STATES, strict=True)
+            for part, name in zip(self._pool_parts(snapshot.pool), BLOCK_STATES, strict=True)
         ]
         words = _running_words(snapshot, self._tally.preemptions)
         return [*bars, self._cells_line("", legend), self._cells_line("running", words)]
@@ -178,23 +163,20 @@ class TerminalProgress:
         return self._bar_line(label, self._pool_parts(pool), share, f"live of {blocks:,} blocks")
 
     def _pool_parts(self, pool: PoolCounts) -> list[Part]:
-        counts = (pool.private, pool.shared, pool.cached, pool.free)
-        return [
-            Part(count, shade, style)
-            for count, shade, (_, style) in zip(counts, self._glyphs.shades, _STATES, strict=True)
-        ]
+        counts = pool.by_state.values()
+        return [Part(*each) for each in zip(counts, self._glyphs.shades, _STATE_STYLES, strict=True)]
 
     def _line(self, label: str, body: Text) -> Text:
         return Text.assemble((f"{label:<{_LABEL_WIDTH}}", "bold"), body, no_wrap=True, overflow="crop")
 
     def _bar_line(self, label: str, parts: list[Part], share: float, words: str) -> Text:
-        """A bar as long as the line above's or below's, whatever the numbers beside it."""
+        """A bar whose length does not depend on the numbers beside it, so that bars above each other align."""
         width = max(8, self._width - _LABEL_WIDTH - _BESIDE_BAR_WIDTH)
         return self._line(label, stacked_bar(parts, width) + Text(f"  {share:>4.0%}  {words}"))
 
     def _cells_line(self, label: str, cells: Sequence[str | Text]) -> Text:
-        """Words in four columns that stay where they are while numbers grow."""
-        width = (self._width - _LABEL_WIDTH) // len(_STATES)
+        """Words in four columns, which stay in place while numbers grow."""
+        width = (self._width - _LABEL_WIDTH) // len(BLOCK_STATES)
         body = Text()
         for cell in cells:
             body.append_text(Text(cell) if isinstance(cell, str) else cell)
@@ -208,7 +190,7 @@ class TerminalProgress:
 
 
 def _share_done(tally: Tally) -> float:
-    """Rows done / rows; rounded down below the end, so that 100% means all."""
+    """Finished rows / all rows, rounded down so that 100% means all."""
     if not tally.total_rows:
         return 1.0
     return int(100 * tally.rows_done / tally.total_rows) / 100
@@ -242,11 +224,9 @@ def _final_words(tally: Tally) -> list[str]:
 def _pool_words(tally: Tally, pools: Sequence[StepSnapshot]) -> list[str]:
     if tally.snapshot is None:
         return []
-    pool = tally.snapshot.pool
-    blocks = zip((pool.private, pool.shared, pool.cached, pool.free), _STATES, strict=True)
     live = [f"{each.pool.live:,}" for each in pools]
     return [
-        "blocks: " + ", ".join(f"{count:,} {name}" for count, (name, _) in blocks),
+        "blocks: " + ", ".join(f"{count:,} {state}" for state, count in tally.snapshot.pool.by_state.items()),
         f"live in each pool: {' '.join(live)}" if len(live) > 1 else "",
         *_running_words(tally.snapshot, tally.preemptions),
     ]
@@ -262,6 +242,6 @@ def _running_words(snapshot: StepSnapshot, preemptions: int) -> list[str]:
 
 
 def _rough(seconds: float) -> str:
-    """Time left, no finer than it is known: to 5 s up to two minutes, then to 30 s, then to the minute."""
+    """Time left, rounded to what is known: to 5 s below two minutes, to 30 s below 20, then to the minute."""
     grain = 1 if seconds < 20 else 5 if seconds < 120 else 30 if seconds < 1200 else 60
     return duration(max(1, round(seconds / grain)) * grain) if seconds >= 10 else f"{max(1, round(seconds))} s"

@@ -17,13 +17,13 @@ from pagedbatch.stats.schema import Stats
 
 def report(
     stats_files: Annotated[
-        list[Path], typer.Argument(metavar="OUT.stats.json...", help="Stats files that runs wrote beside their output.")
+        list[Path], typer.Argument(metavar="OUT.stats.json", help="Stats files, which runs write beside their output.")
     ],
     html: Annotated[
-        Path | None, typer.Option(metavar="PAGE.html", help="Write one page with pictures instead, of all the files.")
+        Path | None, typer.Option(metavar="PAGE.html", help="Write a page with pictures of all the runs instead.")
     ] = None,
 ) -> None:
-    """Show what a run did and what its memory held."""
+    """Show what runs did, how fast, and what their memory held."""
     runs = {path: open_stats(path) for path in stats_files}
     if html is not None:
         names = names_of(list(runs))
@@ -45,7 +45,7 @@ def report(
 
 
 def names_of(paths: list[Path]) -> dict[Path, str]:
-    """What each run is called on the page: its file's name without the ending, the whole path where two share one."""
+    """The name of each run on the page: its file's name without the ending, or the whole path if two share a name."""
     short = {path: path.name.removesuffix(".json").removesuffix(".stats") for path in paths}
     taken = Counter(short.values())
     return {path: name if taken[name] == 1 else str(path) for path, name in short.items()}
@@ -92,6 +92,6 @@ def open_stats(path: Path) -> Stats:
 
 
 def _hint(path: Path) -> str:
-    """Whoever named the output probably meant the stats beside it."""
+    """Suggests the stats file if somebody named the output beside it."""
     beside = path.with_suffix(".stats.json")
     return f"; did you mean {beside}?" if beside != path and beside.is_file() else ""

@@ -1,4 +1,4 @@
-"""How large a simulated pool is and what it holds: from a model's config, from its shape, or in blocks alone."""
+"""The size of a simulated pool, from a model's config, from its shape, or in blocks alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DEFAULT_CONTEXT = 2048
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What a model keeps of a token, as flags say it: all three or none."""
+    """The shape of a model's KV cache, from flags: all three or none."""
 
     num_layers: int | None
     num_kv_heads: int | None
@@ -20,10 +20,10 @@ class KVShape:
 
     @property
     def num_values(self) -> int | None:
-        """Numbers in K and V of one token, all layers; None: not said.
+        """Numbers in K and V of one token in all layers; None: no flag was given.
 
         Raises:
-            UsageError: it is said by half.
+            UsageError: only some of the flags were given.
         """
         if self.num_layers and self.num_kv_heads and self.head_dim:
             return 2 * self.num_layers * self.num_kv_heads * self.head_dim
@@ -34,20 +34,18 @@ class KVShape:
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """`token_bytes` is 0 where nothing says how large K and V are."""
+    """`token_bytes` is 0 if the size of K and V is unknown."""
 
     max_model_len: int
     token_bytes: int
 
 
 def pool_shape(model: str | None, shape: KVShape, dtype: str, max_model_len: int | None) -> PoolShape:
-    """Context and bytes a token. A model's context can be shortened, not lengthened.
+    """Context and bytes per token. A model's context can be shortened, not lengthened.
 
     Raises:
-        UsageError: model and shape are both given, the shape is not whole, or there is no such dtype or model.
+        UsageError: model and shape are both given, the shape is not whole, or there is no such model.
     """
-    if dtype not in _DTYPE_BYTES:
-        raise UsageError(f"--dtype: {dtype!r} is none of {', '.join(_DTYPE_BYTES)}")
     num_values = shape.num_values
     if model is None:
         return PoolShape(max_model_len or _DEFAULT_CONTEXT, (num_values or 0) * _DTYPE_BYTES[dtype])
@@ -66,19 +64,17 @@ def pool_shape(model: str | None, shape: KVShape, dtype: str, max_model_len: int
 
 
 def num_pool_blocks(
-    shape: PoolShape, num_blocks: int | None, kv_memory: str | None, max_num_seqs: int, block_size: int
+    shape: PoolShape, num_blocks: int | None, kv_memory: int | None, max_num_seqs: int, block_size: int
 ) -> int:
-    """Blocks of the pool: as many as asked for, as memory holds, or enough for all sequences at their longest.
+    """Number of blocks: as given, as fit into the memory given, or enough for all sequences at full length.
 
     Raises:
-        UsageError: memory is given, and nothing says how large a block is.
+        UsageError: memory is given, but the size of a block is unknown.
     """
-    from pagedbatch.settings import parse_size
-
     if num_blocks is not None:
         return num_blocks
     if kv_memory is None:
         return max_num_seqs * -(-shape.max_model_len // block_size)
     if not shape.token_bytes:
         raise UsageError("--kv-memory needs --model or its shape, to know how large a block is; or give --num-blocks")
-    return max(1, parse_size("kv_memory", kv_memory) // (shape.token_bytes * block_size))
+    return max(1, kv_memory // (shape.token_bytes * block_size))

@@ -1,4 +1,4 @@
-"""How far a run is: rows, tokens, speed and time left. Knows snapshots and moments; draws nothing, reads no clock."""
+"""How far a run is: rows, tokens, speed and time left. The caller says what time it is."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections import deque
 
 from pagedbatch.outputs import StepSnapshot
 
-#: The displayed speed is that of the last seconds, so that it follows the run without jitter.
+#: The displayed speed is the mean of this time, so that it follows the run without jitter.
 RATE_WINDOW_SECONDS = 10.0
 
 
 class Tally:
-    """How far the run is, and what follows from that: speed and time left."""
+    """Counts rows and tokens of a run, and computes speed and time left from them."""
 
     def __init__(self, total_rows: int | None, resumed: int) -> None:
         self.total_rows = total_rows
@@ -24,7 +24,7 @@ class Tally:
         self._marks: deque[tuple[float, int]] = deque()
 
     def take(self, now: float, snapshot: StepSnapshot | None, rows_finished: int, rows_error: int) -> None:
-        """The newest state; called after every step, so no more than this."""
+        """Keeps the newest state. It is called after every step, so it does no more than this."""
         if snapshot is not None:
             if self.snapshot is None:
                 self._first = now - snapshot.step_seconds
@@ -35,7 +35,7 @@ class Tally:
         self.rows_error = rows_error
 
     def mark(self) -> None:
-        """Notes the tokens so far, for the recent speed; called at every display."""
+        """Notes the tokens so far, from which the recent speed is computed. Called at every redraw."""
         if self.snapshot is None:
             return
         self._marks.append((self._last, self.output_tokens))
@@ -58,17 +58,17 @@ class Tally:
 
     @property
     def elapsed(self) -> float:
-        """Seconds from the beginning of the first step to the end of the last."""
+        """Seconds from the start of the first step to the end of the last one."""
         return self._last - self._first
 
     @property
     def mean_rate(self) -> float:
-        """Output tokens a second since the first step."""
+        """Output tokens per second since the first step."""
         return self.output_tokens / self.elapsed if self.elapsed > 0 else 0.0
 
     @property
     def recent_rate(self) -> float:
-        """Output tokens a second over the last `RATE_WINDOW_SECONDS`."""
+        """Output tokens per second over the last `RATE_WINDOW_SECONDS`."""
         if len(self._marks) < 2:
             return 0.0
         (since, before), (until, now) = self._marks[0], self._marks[-1]
@@ -76,9 +76,9 @@ class Tally:
 
     @property
     def seconds_left(self) -> float | None:
-        """Time left by tokens, or None while there is too little to go by.
+        """Time left, estimated from tokens; None while too little is known.
 
-        Rows that run are half done on average, so a row takes tokens / (rows finished + half the rows running).
+        Running rows are half done on average, so a row takes tokens / (finished rows + running rows / 2).
         """
         if self.total_rows is None or self.snapshot is None or self.rows_finished == 0 or self.recent_rate <= 0:
             return None

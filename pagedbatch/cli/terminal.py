@@ -1,4 +1,4 @@
-"""The one way from a command to stderr. Knows no command."""
+"""How commands write to stderr."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from pagedbatch.printable import printable
 
 
 def say(text: str) -> None:
-    """Prints a line, in which whatever came from a file, a model or another library can't steer the terminal."""
+    """Prints a line. Text from files, models or other libraries can't control the terminal with it."""
     print(printable(text), file=sys.stderr)

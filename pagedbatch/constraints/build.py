@@ -1,4 +1,4 @@
-"""Which constraint a row has: its own, or the run's. Knows no engine; grammars and catalogs are made elsewhere.
+"""Which constraint a row has: its own, or the run's.
 
 What is wrong with a constraint is a `RowError`; who reads the run's own makes it a `UsageError`.
 """

@@ -1,4 +1,4 @@
-"""A catalog of allowed outputs: a trie over token ids, and the constraint that it makes. Knows no text and no file.
+"""A catalog of allowed outputs: a trie over token ids, and the constraint that it makes.
 
 The trie is flat arrays, 17 bytes a node whatever its fan-out, after the CSR layout of Su et al., "Vectorizing the Trie"
 (arXiv 2602.22647): a million items of three codes take tens of megabytes where nested dictionaries take gigabytes.

@@ -1,4 +1,4 @@
-"""Catalogs of allowed outputs, from a file or a row, as token ids. Knows no engine and no parameters."""
+"""Catalogs of allowed outputs, from a file or a row, as token ids."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """JSON schemas, regular expressions and EBNF grammars as constraints, through xgrammar (Dong et al., arXiv 2411.15100).
 
-xgrammar is imported only when a run uses it. Knows no rows and no files.
+xgrammar is imported only when a run uses it.
 """
 
 from __future__ import annotations

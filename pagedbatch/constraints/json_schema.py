@@ -1,4 +1,4 @@
-"""What a JSON schema asks for that its grammar would not hold outputs to. Knows no grammar library.
+"""What a JSON schema asks for that its grammar would not hold outputs to.
 
 xgrammar 0.2 leaves these out without a word. An output that only seems to follow its schema is worse than a refusal.
 """

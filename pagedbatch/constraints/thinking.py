@@ -1,4 +1,4 @@
-"""The thinking part of an output, closed after a budget of tokens, and the answer behind it. Knows no text.
+"""The thinking part of an output, closed after a budget of tokens, and the answer behind it.
 
 As a constraint it lets anything come until the budget is used up, and then the closing tag's tokens alone; where the
 answer has a constraint of its own, that one begins behind the closing tag.

@@ -1,1 +1,1 @@
-"""Host half: who runs, in which blocks, and what is next. Knows no torch, no tokenizer and no file."""
+"""Host half: scheduling, block tables, beam search. No torch."""

@@ -1,4 +1,4 @@
-"""Whether a row can ever run: what it holds at its largest, against the pool. Knows no queue and no step."""
+"""Whether a request can ever run: the most blocks and memory that it needs, against what there is."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Admission(Enum):
 
 
 def max_width(config: EngineConfig, params: GenerationParams) -> int:
-    """The most sequences of a request at once. Beams are ranked against each other and must all run; samples can take
-    turns."""
+    """Maximum number of sequences of a request at once. All beams must run together, to be ranked against each other;
+    samples can take turns."""
     if params.max_tokens == 0:
         return 1
     if params.use_beam_search:
@@ -50,7 +50,7 @@ def never_message(config: EngineConfig, group: SequenceGroup) -> str | None:
 
 
 def blocks_at_most(config: EngineConfig, group: SequenceGroup) -> int:
-    """Blocks that a group holds at its largest: full prompt blocks once, then a tail of each sequence.
+    """Maximum number of blocks that a group holds: full prompt blocks once, then a tail of each sequence.
 
     The last generated token is never computed, so its K/V take no slot. With a window, no more of the prompt is
     held than the window before a step's tokens and those, and no more of a tail than the window.

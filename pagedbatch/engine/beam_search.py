@@ -44,8 +44,8 @@ class BeamStep:
 def num_candidates(num_beams: int, num_end_tokens: int, num_lowered: int = 0) -> int:
     """How many candidates a step must look at so that `num_beams` of them do not end.
 
-    Every beam can end in at most `num_end_tokens` ways; at least two candidates a beam are looked at. The best after
-    `num_lowered` of them were lowered are among the best of so many more.
+    Every beam can end in at most `num_end_tokens` ways; at least two candidates per beam are looked at. The best after
+    `num_lowered` of them were lowered are among the best `num_lowered` more.
     """
     return max(2, 1 + num_end_tokens) * num_beams + num_lowered
 
@@ -121,7 +121,7 @@ def select(
         ends: whether each is complete (end token, stop string, length limit); up to the last that can live on.
         standing: scores of the beam group's hypotheses so far.
         length: generated tokens of the candidates, the new one included.
-        max_length: the most tokens that may be generated.
+        max_length: maximum number of generated tokens.
     """
     num_beams = params.beams_per_group
     survivors = [i for i, end in enumerate(ends) if not end][:num_beams]

@@ -1,6 +1,6 @@
 """Block tables: which blocks each sequence owns, on the device or swapped to the host, and who shares them.
 
-Knows token ids only to recognise equal prefixes. Methods either ask (and change nothing) or act.
+Token ids only serve to recognise equal prefixes. Methods either ask (and change nothing) or act.
 """
 
 from __future__ import annotations
@@ -150,12 +150,12 @@ class BlockManager:
 
     # --- act -----------------------------------------------------------------------------------------------------
 
-    def open(self, seq_id: int, root: int, prefix: list[CachedBlock]) -> None:
+    def create_table(self, seq_id: int, root: int, prefix: list[CachedBlock]) -> None:
         """Gives a new sequence a table that begins with the shared blocks of `prefix`."""
         table = BlockTable(root)
         for entry in prefix:
             assert entry.block_id is not None
-            self._share(entry.block_id)
+            self._touch(entry.block_id)
             table.blocks.append(entry.block_id)
             table.entries.append(entry)
         self._tables[seq_id] = table
@@ -200,7 +200,7 @@ class BlockManager:
         if shared:
             raise BlockAccountingError(f"sequence {seq_id} is about to write into shared blocks {shared}")
 
-    def register_full_blocks(self, seq_id: int, num_tokens: int, token_slice: TokenSlice) -> None:
+    def cache_full_blocks(self, seq_id: int, num_tokens: int, token_slice: TokenSlice) -> None:
         """Makes the blocks that the first `num_tokens` tokens fill findable under their contents.
 
         Called when the step that fills them is scheduled, not after it ran: a step writes all K/V of a layer before
@@ -224,7 +224,7 @@ class BlockManager:
         """The child takes the parent's table: every block gets one more owner, nothing is copied."""
         table = self._tables[parent_id].copy()
         for block_id in table.owned:
-            self.pool.share(block_id)
+            self.pool.touch(block_id)
         self._tables[child_id] = table
         self._logical_blocks += len(table.owned)
 
@@ -232,8 +232,8 @@ class BlockManager:
         """Whether no block of the sequence was dropped."""
         return self._tables[seq_id].num_dropped == 0
 
-    def hand_over(self, seq_id: int, heir_id: int, num_tokens: int) -> None:
-        """An heir takes the table of a sequence that is whole, cut back to its first `num_tokens` tokens."""
+    def transfer_table(self, seq_id: int, new_id: int, num_tokens: int) -> None:
+        """A waiting sample takes the table of a sequence that is whole, cut back to its first `num_tokens` tokens."""
         table = self._tables.pop(seq_id)
         num_kept = -(-num_tokens // self.block_size)
         for block_id in reversed(table.blocks[num_kept:]):
@@ -243,9 +243,9 @@ class BlockManager:
         if num_tokens % self.block_size and self.pool.ref_count[table.blocks[-1]] == 1:
             self._cache.evict(table.blocks[-1])  # what it holds behind `num_tokens` will be overwritten
             self._fill(table.blocks[-1], num_tokens % self.block_size)
-        self._tables[heir_id] = table
+        self._tables[new_id] = table
 
-    def fork_over(self, parent_id: int, child_id: int, dead_id: int) -> None:
+    def replace_with_fork(self, parent_id: int, child_id: int, dead_id: int) -> None:
         """Forks a parent and frees a dead sibling of it: only blocks that one of the two has change owners.
 
         Siblings have most blocks in common, so that a beam step costs what they wrote since they parted, not their
@@ -260,7 +260,7 @@ class BlockManager:
             self.free(dead_id)
             return
         for block_id in child.blocks[common:]:
-            self.pool.share(block_id)
+            self.pool.touch(block_id)
         for block_id in reversed(dead.blocks[common:]):
             self._free(block_id)
         del self._tables[dead_id]
@@ -307,7 +307,7 @@ class BlockManager:
         # Standing contents are taken before anything is allocated, which could evict them.
         for host, entry in distinct.items():
             if entry is not None and entry.block_id is not None:
-                self._share(entry.block_id)
+                self._touch(entry.block_id)
                 moved[host] = entry.block_id
         for host in distinct:
             if host not in moved:
@@ -333,10 +333,10 @@ class BlockManager:
         self._filled[block_id] = 0
         return block_id
 
-    def _share(self, block_id: int) -> None:
+    def _touch(self, block_id: int) -> None:
         if self.pool.ref_count[block_id] == 0:
             self._filled_slots += self._filled[block_id]
-        self.pool.share(block_id)
+        self.pool.touch(block_id)
 
     def _free(self, block_id: int) -> None:
         keep = self.prefix_cache and block_id in self._cache
@@ -367,7 +367,7 @@ class BlockManager:
             if old in first:
                 first.discard(old)
             else:
-                pool.share(new)
+                pool.touch(new)
 
     def check_integrity(self) -> None:
         """Recounts everything that is kept incrementally.

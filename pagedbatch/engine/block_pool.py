@@ -1,6 +1,6 @@
 """The blocks of one memory: who is free, live or cached, and how often each is referenced.
 
-Knows nothing about sequences or tokens. Every operation is O(1); the counts never need a scan.
+Every operation is O(1); the counts never need a scan.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class BlockPool:
         self.ref_count[block_id] = 1
         return block_id
 
-    def share(self, block_id: int) -> None:
+    def touch(self, block_id: int) -> None:
         """One more owner for a live block, or the first one again for a cached block."""
         count = self.ref_count[block_id]
         if count == 0:

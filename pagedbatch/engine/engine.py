@@ -1,4 +1,4 @@
-"""The engine: requests in, finished outputs out, one step at a time. Knows the runner only by its protocol."""
+"""The engine: requests in, finished outputs out, one step at a time. The runner is a protocol with one method."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Protocol
 
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.block_map import PeakMapper
-from pagedbatch.engine.group_update import GroupAdvancer
+from pagedbatch.engine.group_update import GroupUpdater
 from pagedbatch.engine.isolation import Isolation, is_fatal
 from pagedbatch.engine.scheduler import Scheduler
-from pagedbatch.engine.step_builder import StepPlan
+from pagedbatch.engine.step_builder import StepBuilder
 from pagedbatch.engine.stopping import LENGTH, Detokenize, StopChecker
 from pagedbatch.errors import PagedBatchError
 from pagedbatch.outputs import BlockMap, CompletionOutput, PoolCounts, RequestOutput, StepOutput, StepSnapshot
@@ -45,7 +45,7 @@ class Engine:
         stops = StopChecker(config.eos_token_ids, detokenize)
         self.scheduler = Scheduler(config, stops)
         self._isolation = Isolation(self.scheduler)
-        self._advancer = GroupAdvancer(self.scheduler.blocks, stops, self.scheduler.new_seq_id)
+        self._updater = GroupUpdater(self.scheduler.blocks, stops, self.scheduler.new_seq_id)
         self._peak_mapper = PeakMapper()
         self._num_steps = 0
         self._answered: list[RequestOutput] = []  # what needed no step
@@ -77,17 +77,17 @@ class Engine:
             BlockAccountingError: the pool's books don't balance (a bug).
         """
         began = time.perf_counter()
-        plan, rejected = self.scheduler.schedule()
+        builder, rejected = self.scheduler.schedule()
         pool = self.pool_counts()  # at its fullest: blocks are taken, nothing is given back yet
         running, sequences = len(self.scheduler.running), self.scheduler.num_running_sequences
         block_map = self._map_blocks(pool.live, sequences) if self._peak_mapper.wants(pool.live) else None
         scheduled = time.perf_counter()
         self._answered += [_failed(group, reason) for group, reason in rejected]
-        result = self._execute(plan) if plan.sequences else ModelRunnerOutput([], [])
+        result = self._execute(builder) if builder.sequences else ModelRunnerOutput([], [])
         executed = time.perf_counter()
         finished, self._answered = self._answered, []
         if result is not None:
-            finished += self._update(plan, result)
+            finished += self._update(builder, result)
             self._num_steps += 1
         if self.config.check_invariants:
             self.scheduler.blocks.check_integrity()
@@ -99,7 +99,7 @@ class Engine:
             running_groups=running,
             running_sequences=sequences,
             waiting_groups=self.scheduler.num_waiting,
-            num_tokens=0 if result is None else plan.num_tokens,
+            num_tokens=0 if result is None else builder.num_tokens,
             seconds=StepSeconds() if result is None else result.seconds,
             host_seconds=(scheduled - began) + (ended - executed),
             step_seconds=ended - began,
@@ -117,14 +117,14 @@ class Engine:
         )
         return self._peak_mapper.draw(live_blocks, tables, num_sequences)
 
-    def _execute(self, plan: StepPlan) -> ModelRunnerOutput | None:
+    def _execute(self, builder: StepBuilder) -> ModelRunnerOutput | None:
         """Runs a step. None: it failed, was taken back, and its groups are on trial, or the one to blame is answered.
 
         Raises:
             Exception: the runner's own, where no row is to blame: the device does nothing any more.
         """
         try:
-            return self._runner.execute(plan.build(self._num_steps))
+            return self._runner.execute(builder.build(self._num_steps))
         except PagedBatchError:
             raise
         except Exception as error:
@@ -132,7 +132,7 @@ class Engine:
                 raise
             traceback.clear_frames(error.__traceback__)  # they hold on to the memory of the step
             self.scheduler.counters.failed_steps += 1
-            culprit = self._isolation.step_failed(plan, error)
+            culprit = self._isolation.step_failed(builder, error)
             if culprit is not None:
                 if not self._is_alive():
                     raise
@@ -143,54 +143,54 @@ class Engine:
     def _is_alive(self) -> bool:
         """Whether the runner can do anything at all: one token of nobody's."""
         blocks, seq_id = self.scheduler.blocks, self.scheduler.new_seq_id()
-        blocks.open(seq_id, blocks.root_of(0), [])
+        blocks.create_table(seq_id, blocks.root_of(0), [])
         blocks.extend(seq_id, 0, 1)
-        plan = StepPlan(tokens_left=1, scores_left=0)
-        row = plan.add(ScheduledSequence(seq_id, [0], 0, blocks.block_table(seq_id)))
-        plan.samples.append(SampleTask(row, GenerationParams(), _NOBODY, (0,), 0))
+        builder = StepBuilder(tokens_left=1, scores_left=0)
+        seq_index = builder.add(ScheduledSequence(seq_id, [0], 0, blocks.block_table(seq_id)))
+        builder.samples.append(SampleTask(seq_index, GenerationParams(), _NOBODY, (0,), 0))
         try:
-            self._runner.execute(plan.build(self._num_steps))
+            self._runner.execute(builder.build(self._num_steps))
         except Exception:
             return False
         finally:
             blocks.free(seq_id)
         return True
 
-    def _update(self, plan: StepPlan, result: ModelRunnerOutput) -> Iterator[RequestOutput]:
+    def _update(self, builder: StepBuilder, result: ModelRunnerOutput) -> Iterator[RequestOutput]:
         """Applies the results group by group; yields what finished."""
         counters = self.scheduler.counters
-        touched = {group.arrival: group for group in plan.broken}
-        errors = _errors(plan, result)
-        for seq, task, drawn in zip(plan.samplers, plan.samples, result.samples, strict=True):
+        touched = {group.arrival: group for group in builder.broken}
+        errors = _errors(builder, result)
+        for seq, task, drawn in zip(builder.samplers, builder.samples, result.samples, strict=True):
             group = seq.group
             touched[group.arrival] = group
             if group.arrival in errors or group.error is not None:
                 continue
             try:
-                self._advancer.advance_sample(seq, task, drawn)
+                self._updater.update_sample(seq, task, drawn)
             except Exception as error:
                 group.error = _own_error(error)
             counters.output_tokens += len(drawn.token_ids)
-        searches = zip(plan.searchers, plan.beams, result.beams, strict=True)
+        searches = zip(builder.searchers, builder.beams, result.beams, strict=True)
         for group, own in groupby(searches, key=lambda search: search[0]):
             _, tasks, ranked = zip(*own, strict=True)
             touched[group.arrival] = group
             if group.arrival in errors:
                 continue
             try:
-                group.search_is_over = self._advancer.advance_beams(group, list(tasks), list(ranked))
+                group.search_is_over = self._updater.update_beams(group, list(tasks), list(ranked))
             except Exception as error:
                 group.error = _own_error(error)
             width = group.params.beams_per_group
             counters.output_tokens += sum(min(len(each.token_ids), width) for each in ranked)
-        for group, scores in zip(plan.scored, result.prompts, strict=True):
+        for group, scores in zip(builder.scored, result.prompts, strict=True):
             touched[group.arrival] = group
             if group.arrival not in errors:
                 group.prompt_scores.extend(scores)
-        yield from self._settle(plan, touched, errors)
+        yield from self._settle(builder, touched, errors)
 
     def _settle(
-        self, plan: StepPlan, touched: dict[int, SequenceGroup], errors: dict[int, str]
+        self, builder: StepBuilder, touched: dict[int, SequenceGroup], errors: dict[int, str]
     ) -> Iterator[RequestOutput]:
         """Retires the groups that are finished. An error is believed of a group that ran alone; others try that."""
         doubted = []
@@ -205,16 +205,16 @@ class Engine:
                     group.error = NO_OUTPUT
                 yield _failed(group, group.error) if group.error is not None else _finished(group)
         if doubted:
-            beside = [group for group in self.scheduler.groups_in(plan) if group.arrival not in touched]
+            beside = [group for group in self.scheduler.groups_in(builder) if group.arrival not in touched]
             self._isolation.doubt(doubted, beside)
         self._isolation.step_succeeded()
 
 
-def _errors(plan: StepPlan, result: ModelRunnerOutput) -> dict[int, str]:
+def _errors(builder: StepBuilder, result: ModelRunnerOutput) -> dict[int, str]:
     """What the runner says went wrong with single groups, by their arrival."""
-    drawn = ((seq.group, each.error) for seq, each in zip(plan.samplers, result.samples, strict=True))
-    ranked = ((group, each.error) for group, each in zip(plan.searchers, result.beams, strict=True))
-    scored = ((group, each.error) for group, each in zip(plan.scored, result.prompts, strict=True))
+    drawn = ((seq.group, each.error) for seq, each in zip(builder.samplers, result.samples, strict=True))
+    ranked = ((group, each.error) for group, each in zip(builder.searchers, result.beams, strict=True))
+    scored = ((group, each.error) for group, each in zip(builder.scored, result.prompts, strict=True))
     return {group.arrival: error for group, error in chain(drawn, ranked, scored) if error is not None}
 
 

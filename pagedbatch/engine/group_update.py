@@ -28,7 +28,7 @@ class _Move(NamedTuple):
     beam_group: int
 
 
-class GroupAdvancer:
+class GroupUpdater:
     """Applies results to groups. Owns only the means: block tables, stop rules and fresh sequence ids."""
 
     def __init__(self, blocks: BlockManager, stops: StopChecker, new_seq_id: Callable[[], int]) -> None:
@@ -36,7 +36,7 @@ class GroupAdvancer:
         self._stops = stops
         self._new_seq_id = new_seq_id
 
-    def advance_sample(self, seq: Sequence, task: SampleTask, result: SampleResult) -> None:
+    def update_sample(self, seq: Sequence, task: SampleTask, result: SampleResult) -> None:
         """Gives a sequence its drawn token; at the first position of a group with n > 1, forks the other samples.
 
         Samples beyond the group's width wait, each with its first token; whenever one finishes, the next one starts in
@@ -63,10 +63,10 @@ class GroupAdvancer:
                     FinishedSequence(task.sample_indices[i], node, total, finish.reason, finish.stop_reason)
                 )
         if not grown and group.pending:
-            grown_children, children = [], [self._succeed(seq)]
+            grown_children, children = [], [self._start_pending(seq)]
         else:
             waiting = [seq.fork(self._new_seq_id()) for _ in grown[group.max_width :]]
-            children = self._descend([seq], [seq] * len(grown[: group.max_width]))
+            children = self._fork_and_free([seq], [seq] * len(grown[: group.max_width]))
             grown_children = children + waiting
             group.pending.extend(waiting)
         if children != [seq]:
@@ -77,21 +77,21 @@ class GroupAdvancer:
             child.append(node)
             child.cumulative_logprob += node.logprob
 
-    def _succeed(self, finished: Sequence) -> Sequence:
+    def _start_pending(self, finished: Sequence) -> Sequence:
         """The next waiting sample, on the prompt's blocks of one that has finished.
 
         Where some of those have left the attention window, it starts without blocks and finds or computes them.
         """
-        heir = finished.group.pending.popleft()
+        sample = finished.group.pending.popleft()
         if self._blocks.is_whole(finished.seq_id):
-            heir.num_computed_tokens = len(finished.group.prompt_token_ids)
-            self._blocks.hand_over(finished.seq_id, heir.seq_id, heir.num_computed_tokens)
+            sample.num_computed_tokens = len(finished.group.prompt_token_ids)
+            self._blocks.transfer_table(finished.seq_id, sample.seq_id, sample.num_computed_tokens)
         else:
-            heir.num_computed_tokens = 0
+            sample.num_computed_tokens = 0
             self._blocks.free(finished.seq_id)
-        return heir
+        return sample
 
-    def advance_beams(self, group: SequenceGroup, tasks: list[BeamTask], results: list[BeamResult]) -> bool:
+    def update_beams(self, group: SequenceGroup, tasks: list[BeamTask], results: list[BeamResult]) -> bool:
         """Ranks the candidates of one beam group after the other and moves the beams. True when the search is over."""
         params, beams = group.params, group.sequences
         wanted = beam_search.num_candidates(params.beams_per_group, self._stops.num_end_tokens(params))
@@ -102,10 +102,10 @@ class GroupAdvancer:
                 result = beam_search.diversify(result, taken, params.diversity_penalty, wanted)
             if params.merge_end_tokens:
                 result = beam_search.merge_ends(result, self._stops.end_tokens(params))
-            first = task.rows.start - tasks[0].rows.start
-            moves += self._search(group, task, beams[first : first + len(task.rows)], result, taken)
+            first = task.seq_indices.start - tasks[0].seq_indices.start
+            moves += self._search(group, task, beams[first : first + len(task.seq_indices)], result, taken)
         group.finished.sort(key=_score, reverse=True)
-        group.sequences = self._descend(beams, [move.parent for move in moves])
+        group.sequences = self._fork_and_free(beams, [move.parent for move in moves])
         for beam, move in zip(group.sequences, moves, strict=True):
             beam.beam_group = move.beam_group
             beam.append(move.node)
@@ -160,7 +160,7 @@ class GroupAdvancer:
             survivors += finish is None
         return finishes
 
-    def _descend(self, generation: list[Sequence], parents: list[Sequence]) -> list[Sequence]:
+    def _fork_and_free(self, generation: list[Sequence], parents: list[Sequence]) -> list[Sequence]:
         """One child for each entry of `parents`, in order; members of `generation` without a child are freed."""
         if generation == parents:  # most steps of most samples
             return parents
@@ -174,7 +174,7 @@ class GroupAdvancer:
                 continue
             child = parent.fork(self._new_seq_id())
             if dead:
-                self._blocks.fork_over(parent.seq_id, child.seq_id, dead.pop())
+                self._blocks.replace_with_fork(parent.seq_id, child.seq_id, dead.pop())
             else:
                 self._blocks.fork(parent.seq_id, child.seq_id)
             children.append(child)

@@ -1,4 +1,4 @@
-"""Which row is to blame when a step fails: its groups are tried again, fewer at a time. Knows no runner's insides.
+"""Finds the request that makes a step fail: its groups are tried again, fewer at a time.
 
 A failed step drew nothing, and no K/V that it touched is trusted: its groups compute them again, so that no output
 changes. While groups are on trial the rest holds still. A trial that fails is split into halves; a group that fails
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagedbatch.engine.scheduler import Scheduler
-from pagedbatch.engine.step_builder import StepPlan
+from pagedbatch.engine.step_builder import StepBuilder
 from pagedbatch.sequence import GroupState, SequenceGroup
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
@@ -48,7 +48,7 @@ class _Trial:
     """Groups that run without any others, and from nothing that others left in the pool."""
 
     suspects: list[_Suspect]
-    most_tokens: int
+    max_num_tokens: int
     of_one: bool
 
 
@@ -66,7 +66,7 @@ class Isolation:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._most_tokens = scheduler.most_tokens
+        self._max_num_tokens = scheduler.max_num_tokens
         self._trials: list[_Trial] = []  # the last one is on
         self._on: _Trial | None = None
         self._case: _Case | None = None
@@ -77,13 +77,13 @@ class Isolation:
         """Whether the next step serves one group alone, that nothing of any other can have touched."""
         return self._on is not None and self._on.of_one
 
-    def step_failed(self, plan: StepPlan, error: Exception) -> SequenceGroup | None:
+    def step_failed(self, builder: StepBuilder, error: Exception) -> SequenceGroup | None:
         """Takes a step back. Returns the group that is to blame for it, out of the queues, once it is known."""
         scheduler, trial = self._scheduler, self._on
-        suspects = [_suspect(group) for group in scheduler.groups_in(plan)]
-        scheduler.roll_back(plan)
+        suspects = [_suspect(group) for group in scheduler.groups_in(builder)]
+        scheduler.roll_back(builder)
         if self._case is None:
-            self._case = _Case(plan.num_tokens, is_out_of_memory(error))
+            self._case = _Case(builder.num_tokens, is_out_of_memory(error))
         culprit = None
         if trial is None:
             self._add(suspects)
@@ -91,11 +91,11 @@ class Isolation:
             self._trials.pop()
             in_step = {suspect.group.arrival for suspect in suspects}
             self._add([suspect for suspect in trial.suspects if suspect.group.arrival not in in_step])
-            smaller = max(len(suspects[0].group.sequences), plan.num_tokens // 2)
+            smaller = max(len(suspects[0].group.sequences), builder.num_tokens // 2)
             if len(suspects) > 1:
                 self._add(suspects[len(suspects) // 2 :])
                 self._add(suspects[: len(suspects) // 2])
-            elif is_out_of_memory(error) and smaller < plan.num_tokens:
+            elif is_out_of_memory(error) and smaller < builder.num_tokens:
                 self._add(suspects, smaller)
             else:
                 culprit = suspects[0].group
@@ -120,10 +120,10 @@ class Isolation:
         if self._on is not None:
             self._go_on()
 
-    def _add(self, suspects: list[_Suspect], most_tokens: int | None = None) -> None:
+    def _add(self, suspects: list[_Suspect], max_num_tokens: int | None = None) -> None:
         """A trial to be held before those that there are."""
         if suspects:
-            self._trials.append(_Trial(suspects, most_tokens or self._most_tokens, of_one=len(suspects) == 1))
+            self._trials.append(_Trial(suspects, max_num_tokens or self._max_num_tokens, of_one=len(suspects) == 1))
 
     def _go_on(self) -> None:
         """Restricts the scheduler to the trial that is on now, or to none."""
@@ -140,9 +140,9 @@ class Isolation:
             self._scheduler.forget_contents()
         self._on = trial
         if trial is None:
-            self._scheduler.restrict_to(None, self._most_tokens)
+            self._scheduler.restrict_to(None, self._max_num_tokens)
         else:
-            self._scheduler.restrict_to([suspect.group for suspect in trial.suspects], trial.most_tokens)
+            self._scheduler.restrict_to([suspect.group for suspect in trial.suspects], trial.max_num_tokens)
 
     def _close_case(self) -> None:
         """Nobody is on trial. Where nobody was to blame, it may have been too much at once."""
@@ -150,7 +150,7 @@ class Isolation:
         if case is None or case.found_culprit:
             return
         if case.was_out_of_memory or self._num_unexplained:
-            self._most_tokens = max(1, case.num_tokens // 2)
+            self._max_num_tokens = max(1, case.num_tokens // 2)
         self._num_unexplained += 1
 
 

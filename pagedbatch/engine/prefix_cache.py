@@ -1,4 +1,4 @@
-"""Which block holds which tokens after which prefix. Knows no ref counts: the pool decides who lives.
+"""Which block holds which tokens after which prefix.
 
 Only full blocks stand here. A block's key chains over everything before it, so that equal keys mean equal prefixes;
 the block's own tokens are compared on every hit.

@@ -1,4 +1,4 @@
-"""Which groups wait and which run, in serving order; and, for a while, which of them count. Knows no blocks."""
+"""The waiting and the running groups, in serving order; while a failed step is tried again, only some of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who computes which tokens in the next step, in which blocks. Knows no tensors, no text and no files.
+"""Decides which sequences compute which tokens in the next step, in which blocks.
 
 One rule covers prefill, chunked prefill, decoding and resuming: a sequence wants the tokens whose K/V are missing; when
 a step closes the gap of every sequence of a group, the group draws its next tokens. There are no phases.
@@ -14,7 +14,7 @@ from pagedbatch.engine.admission import Admission, max_width, never_message
 from pagedbatch.engine.block_manager import BlockManager
 from pagedbatch.engine.prefix_cache import CachedBlock
 from pagedbatch.engine.queues import Queues
-from pagedbatch.engine.step_builder import StepPlan
+from pagedbatch.engine.step_builder import StepBuilder
 from pagedbatch.engine.stopping import StopChecker
 from pagedbatch.engine.tasks import add_prompt_task, add_tasks
 from pagedbatch.errors import EngineStalledError, PagedBatchError
@@ -35,8 +35,8 @@ class Scheduler:
         )
         self.queues = Queues()
         self.counters = EngineCounters()
-        #: Tokens a step, from now on.
-        self.most_tokens = config.max_num_batched_tokens
+        #: Maximum number of tokens per step; smaller while a failed step is tried again in parts.
+        self.max_num_tokens = config.max_num_batched_tokens
         self._num_arrivals = 0
         self._next_seq_id = 0
 
@@ -80,17 +80,17 @@ class Scheduler:
 
     # --- steps that failed ---------------------------------------------------------------------------------------
 
-    def groups_in(self, plan: StepPlan) -> list[SequenceGroup]:
+    def groups_in(self, builder: StepBuilder) -> list[SequenceGroup]:
         """The groups that compute something in a step, before it is applied."""
-        scheduled = {row.seq_id for row in plan.sequences}
-        return [group for group in self.running if any(seq.seq_id in scheduled for seq in group.sequences)]
+        in_step = {scheduled.seq_id for scheduled in builder.sequences}
+        return [group for group in self.running if any(seq.seq_id in in_step for seq in group.sequences)]
 
-    def roll_back(self, plan: StepPlan) -> None:
+    def roll_back(self, builder: StepBuilder) -> None:
         """Undoes a step that failed, whatever of it was done: no token was drawn, and all K/V it touched are lost.
 
         Who ran, or was to be swapped out in it, waits and computes again what it had.
         """
-        for group in plan.swapped_out:
+        for group in builder.swapped_out:
             for seq in group.sequences:
                 self.blocks.free_swapped(seq.seq_id)
                 seq.num_computed_tokens = 0
@@ -125,70 +125,70 @@ class Scheduler:
         group.sequences.clear()
         group.state = GroupState.FINISHED
 
-    def restrict_to(self, groups: list[SequenceGroup] | None, most_tokens: int) -> None:
-        """Until the next call only these groups are scheduled, with so many tokens a step; None: all are.
+    def restrict_to(self, groups: list[SequenceGroup] | None, max_num_tokens: int) -> None:
+        """Until the next call only these groups are scheduled, with at most `max_num_tokens` per step; None: all are.
 
         The others keep their blocks, as long as these don't need them.
         """
         self.queues.restrict_to(groups)
-        self.most_tokens = most_tokens
+        self.max_num_tokens = max_num_tokens
 
     # --- one step ------------------------------------------------------------------------------------------------
 
-    def schedule(self) -> tuple[StepPlan, list[tuple[SequenceGroup, str]]]:
-        """Plans a step.
+    def schedule(self) -> tuple[StepBuilder, list[tuple[SequenceGroup, str]]]:
+        """Builds a step.
 
         Returns:
-            The plan, and the groups that can never run, each with the reason.
+            The builder, and the groups that can never run, each with the reason.
 
         Raises:
             EngineStalledError: work is left, but nothing can be scheduled.
         """
         widest_head = len(self.running[0].sequences) if self.running else 0
-        plan = StepPlan(
-            tokens_left=max(self.most_tokens, widest_head),
+        builder = StepBuilder(
+            tokens_left=max(self.max_num_tokens, widest_head),
             scores_left=self.config.max_num_scored_tokens,
         )
-        self._serve_running(plan)
-        rejected = self._admit(plan)
-        if not plan.sequences and not rejected and self.num_unfinished:
+        self._serve_running(builder)
+        rejected = self._admit(builder)
+        if not builder.sequences and not rejected and self.num_unfinished:
             raise EngineStalledError(f"no sequence could be scheduled: {self.describe()}")
-        return plan, rejected
+        return builder, rejected
 
     def describe(self) -> str:
         """The state in one line, for error messages."""
-        c = self.blocks.counts()
+        states = ", ".join(f"{count} {state}" for state, count in self.blocks.counts().by_state.items())
         return (
             f"{len(self.running)} groups running ({self.num_running_sequences} sequences), {self.num_waiting} waiting; "
-            f"blocks: {c.private} private, {c.shared} shared, {c.cached} cached, {c.free} free; "
+            f"blocks: {states}; "
             f"swap blocks free: {self.blocks.swap_pool.num_free}"
         )
 
-    def _serve_running(self, plan: StepPlan) -> None:
+    def _serve_running(self, builder: StepBuilder) -> None:
         served = 0
-        while served < len(self.running) and plan.tokens_left > 0:
-            self._serve(self.running[served], plan, first_victim=served + 1)
+        while served < len(self.running) and builder.tokens_left > 0:
+            self._serve(self.running[served], builder, first_victim=served + 1)
             served += 1
 
-    def _serve(self, group: SequenceGroup, plan: StepPlan, first_victim: int) -> None:
+    def _serve(self, group: SequenceGroup, builder: StepBuilder, first_victim: int) -> None:
         """Gives a running group the tokens it misses, as far as budget and blocks reach."""
         if self.config.window is not None:
             self._drop_out_of_window(group, self.config.window)
-        closes = self._closes_gap(group, plan)
+        closes = self._closes_gap(group, builder)
         if not closes:
-            before = plan.num_tokens
-            self._catch_up(group, plan, first_victim)
+            before = builder.num_tokens
+            self._catch_up(group, builder, first_victim)
             # Where all of it still stood in the pool nothing was caught up: without a draw the step could be empty.
-            closes = plan.num_tokens == before and self._closes_gap(group, plan)
-        if closes and self._make_room(self._blocks_to_grow(group), plan, first_victim):
-            rows = [self._schedule_tokens(seq, seq.num_tokens, plan) for seq in group.sequences]
+            closes = builder.num_tokens == before and self._closes_gap(group, builder)
+        if closes and self._make_room(self._blocks_to_grow(group), builder, first_victim):
+            seq_indices = [self._schedule_tokens(seq, seq.num_tokens, builder) for seq in group.sequences]
             try:
-                add_tasks(group, rows, plan, self.stops)
+                add_tasks(group, seq_indices, builder, self.stops)
             except PagedBatchError:
                 raise
             except Exception as error:  # its constraint, or whatever else the row brought along
                 group.error = f"its next token can't be asked for: {named(error)}"
-                plan.broken.append(group)
+                builder.broken.append(group)
 
     def _blocks_to_grow(self, group: SequenceGroup) -> int:
         """New blocks that the group takes to close its gap; where there is plenty for any case, the most it can be."""
@@ -197,12 +197,12 @@ class Scheduler:
             return most
         return self.blocks.blocks_needed([(s.seq_id, s.num_computed_tokens, s.num_tokens) for s in group.sequences])
 
-    def _closes_gap(self, group: SequenceGroup, plan: StepPlan) -> bool:
+    def _closes_gap(self, group: SequenceGroup, builder: StepBuilder) -> bool:
         """Whether the budget reaches for all that the group misses before it draws."""
         missing = group.num_missing_tokens
-        if missing > plan.tokens_left or group.params.max_tokens == 0:
+        if missing > builder.tokens_left or group.params.max_tokens == 0:
             return False
-        if group.num_unscored and missing > self._tokens_at_most(group.sequences[0], plan):
+        if group.num_unscored and missing > self._tokens_at_most(group.sequences[0], builder):
             return False
         return all(self.blocks.has_table(seq.seq_id) for seq in group.sequences)
 
@@ -212,7 +212,7 @@ class Scheduler:
             if self.blocks.has_table(seq.seq_id):
                 self.blocks.drop_before(seq.seq_id, seq.num_computed_tokens - window + 1)
 
-    def _catch_up(self, group: SequenceGroup, plan: StepPlan, first_victim: int) -> None:
+    def _catch_up(self, group: SequenceGroup, builder: StepBuilder, first_victim: int) -> None:
         """Computes what fits of a gap too large for this step, or of a group that lost its blocks.
 
         Every sequence holds back its last token, so that siblings draw together once all have caught up. They go in
@@ -220,30 +220,30 @@ class Scheduler:
         """
         for seq in group.sequences:
             if not self.blocks.has_table(seq.seq_id):
-                self._open(seq)
-            stop = min(seq.num_tokens - 1, seq.num_computed_tokens + self._tokens_at_most(seq, plan))
+                self._create_table(seq)
+            stop = min(seq.num_tokens - 1, seq.num_computed_tokens + self._tokens_at_most(seq, builder))
             if stop > seq.num_computed_tokens:
                 needed = self.blocks.blocks_needed([(seq.seq_id, seq.num_computed_tokens, stop)])
-                if not self._make_room(needed, plan, first_victim):
+                if not self._make_room(needed, builder, first_victim):
                     return
-                self._schedule_tokens(seq, stop, plan)
+                self._schedule_tokens(seq, stop, builder)
             if stop < seq.num_tokens - 1:
                 return
 
-    def _tokens_at_most(self, seq: Sequence, plan: StepPlan) -> int:
+    def _tokens_at_most(self, seq: Sequence, builder: StepBuilder) -> int:
         """How many tokens of a sequence the budgets of the step still allow."""
-        if seq.group.num_unscored <= plan.scores_left:
-            return plan.tokens_left
-        return min(plan.tokens_left, seq.group.num_scored + plan.scores_left - seq.num_computed_tokens)
+        if seq.group.num_unscored <= builder.scores_left:
+            return builder.tokens_left
+        return min(builder.tokens_left, seq.group.num_scored + builder.scores_left - seq.num_computed_tokens)
 
-    def _open(self, seq: Sequence) -> int:
+    def _create_table(self, seq: Sequence) -> int:
         """Gives a sequence without blocks a table that begins with what stands in the pool already.
 
         Returns:
             The number of tokens found.
         """
         prefix = self._find_prefix(seq)
-        self.blocks.open(seq.seq_id, self.blocks.root_of(seq.group.arrival), prefix)
+        self.blocks.create_table(seq.seq_id, self.blocks.root_of(seq.group.arrival), prefix)
         seq.num_computed_tokens = len(prefix) * self.config.block_size
         return seq.num_computed_tokens
 
@@ -256,45 +256,47 @@ class Scheduler:
         prefix = self.blocks.match_prefix(self.blocks.root_of(group.arrival), seq.token_slice(0, seq.num_tokens))
         return prefix[: group.num_scored // self.config.block_size] if group.num_unscored else prefix
 
-    def _schedule_tokens(self, seq: Sequence, stop: int, plan: StepPlan) -> int:
-        """Schedules the tokens from the computed ones up to `stop`; room was made before. Returns the row."""
+    def _schedule_tokens(self, seq: Sequence, stop: int, builder: StepBuilder) -> int:
+        """Schedules the missing tokens up to `stop`, for which there is room. Returns the index in the step."""
         start, seq_id = seq.num_computed_tokens, seq.seq_id
         copy = self.blocks.extend(seq_id, start, stop)
         if copy is not None:
-            plan.copies.append(copy)
+            builder.copies.append(copy)
             self.counters.cow_copies += 1
         if self.config.check_invariants:
             self.blocks.check_writable(seq_id, start)
-        self.blocks.register_full_blocks(seq_id, stop, seq.token_slice)
-        row = plan.add(ScheduledSequence(seq_id, seq.token_slice(start, stop), start, self.blocks.block_table(seq_id)))
+        self.blocks.cache_full_blocks(seq_id, stop, seq.token_slice)
+        seq_index = builder.add(
+            ScheduledSequence(seq_id, seq.token_slice(start, stop), start, self.blocks.block_table(seq_id))
+        )
         if seq.group.num_unscored:
-            add_prompt_task(seq.group, row, start, stop, plan)
+            add_prompt_task(seq.group, seq_index, start, stop, builder)
         if start < seq.peak_computed_tokens:
             self.counters.recomputed_tokens += min(stop, seq.peak_computed_tokens) - start
         seq.num_computed_tokens = stop
         if stop > seq.peak_computed_tokens:
             seq.peak_computed_tokens = stop
-        return row
+        return seq_index
 
     # --- blocks run short ----------------------------------------------------------------------------------------
 
-    def _make_room(self, needed: int, plan: StepPlan, first_victim: int) -> bool:
+    def _make_room(self, needed: int, builder: StepBuilder, first_victim: int) -> bool:
         """Preempts from the tail until `needed` blocks are available. False when even that is not enough now."""
         while needed > self.blocks.pool.num_available and (victim := self.queues.pop_victim(first_victim)) is not None:
-            self._preempt(victim, plan)
-            plan.short_of_blocks = True
+            self._preempt(victim, builder)
+            builder.short_of_blocks = True
         if needed > self.blocks.pool.num_available:
-            plan.short_of_blocks = True
+            builder.short_of_blocks = True
             return False
         return True
 
-    def _preempt(self, group: SequenceGroup, plan: StepPlan) -> None:
+    def _preempt(self, group: SequenceGroup, builder: StepBuilder) -> None:
         """Takes all blocks from a group, by swapping them to the host or by dropping them for recomputation."""
         open_ids = [seq.seq_id for seq in group.sequences if self.blocks.has_table(seq.seq_id)]
         num_blocks = self.blocks.num_distinct_blocks(open_ids)
         if self._should_swap(group, len(open_ids), num_blocks):
-            plan.swap_out += self.blocks.swap_out(open_ids)
-            plan.swapped_out.append(group)
+            builder.swap_out += self.blocks.swap_out(open_ids)
+            builder.swapped_out.append(group)
             group.num_preemptions += 1
             group.state = GroupState.SWAPPED
             self.counters.preemptions_swap += 1
@@ -328,12 +330,12 @@ class Scheduler:
 
     # --- admission -----------------------------------------------------------------------------------------------
 
-    def _admit(self, plan: StepPlan) -> list[tuple[SequenceGroup, str]]:
+    def _admit(self, builder: StepBuilder) -> list[tuple[SequenceGroup, str]]:
         """Starts groups from the head of the waiting queue, strictly in order: nobody overtakes."""
         rejected: list[tuple[SequenceGroup, str]] = []
         running = sum(group.width for group in self.running)
-        while (group := self.queues.head) is not None and not plan.short_of_blocks:
-            verdict = self._admission(group, running, plan)
+        while (group := self.queues.head) is not None and not builder.short_of_blocks:
+            verdict = self._admission(group, running, builder)
             if verdict is Admission.LATER:
                 break
             self.queues.pop()
@@ -342,17 +344,17 @@ class Scheduler:
                 rejected.append((group, never_message(self.config, group) or ""))
             else:
                 running += group.width
-                self._start(group, plan)
+                self._start(group, builder)
         return rejected
 
-    def _admission(self, group: SequenceGroup, running: int, plan: StepPlan) -> Admission:
+    def _admission(self, group: SequenceGroup, running: int, builder: StepBuilder) -> Admission:
         """Asks what can be done with a waiting group while `running` sequences run. It changes nothing."""
         if never_message(self.config, group) is not None:
             return Admission.NEVER
         if not self.running:
             return Admission.OK  # alone, any group may run, however wide
-        too_many = running + group.width > min(self.config.max_num_seqs, self.most_tokens)
-        if too_many or plan.tokens_left < len(group.sequences):
+        too_many = running + group.width > min(self.config.max_num_seqs, self.max_num_tokens)
+        if too_many or builder.tokens_left < len(group.sequences):
             return Admission.LATER
         # Half of the running sequences want a block within half a block's steps: taking the last blocks now would
         # only preempt what just started.
@@ -371,19 +373,19 @@ class Scheduler:
         new_blocks = -(-seq.num_tokens // self.config.block_size) - len(prefix)
         return new_blocks + self.blocks.available_cost(prefix) + group.max_width
 
-    def _start(self, group: SequenceGroup, plan: StepPlan) -> None:
+    def _start(self, group: SequenceGroup, builder: StepBuilder) -> None:
         if group.state is GroupState.SWAPPED:
             copies = self.blocks.swap_in({seq.seq_id: seq.num_computed_tokens for seq in group.sequences})
-            plan.swap_in += copies
+            builder.swap_in += copies
             self.counters.swapped_in_blocks += len(copies)
         elif len(group.sequences) == 1:
-            found = self._open(group.sequences[0])
+            found = self._create_table(group.sequences[0])
             if group.num_preemptions == 0:
                 group.num_cached_tokens = found
                 self.counters.prefix_queried_tokens += len(group.prompt_token_ids)
                 self.counters.prefix_hit_tokens += found
                 self.counters.prompt_tokens += len(group.prompt_token_ids)
         if not self.running:
-            plan.tokens_left = max(plan.tokens_left, len(group.sequences))
+            builder.tokens_left = max(builder.tokens_left, len(group.sequences))
         self.queues.run(group)
-        self._serve(group, plan, first_victim=len(self.running))
+        self._serve(group, builder, first_victim=len(self.running))

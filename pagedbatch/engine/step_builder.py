@@ -9,7 +9,7 @@ from pagedbatch.step import BeamTask, BlockCopy, PromptTask, SampleTask, Schedul
 
 
 @dataclass(slots=True)
-class StepPlan:
+class StepBuilder:
     """Budgets left and decisions taken.
 
     `samplers`, `searchers` and `scored` name who owns the tasks in `samples`, `beams` and `prompts`, in the same order,
@@ -36,7 +36,7 @@ class StepPlan:
     """A group was preempted or had to wait for blocks: nobody is admitted in this step."""
 
     def add(self, scheduled: ScheduledSequence) -> int:
-        """Takes a sequence in and returns its row."""
+        """Takes a sequence in and returns its index in the step."""
         self.sequences.append(scheduled)
         self.num_tokens += len(scheduled.token_ids)
         self.tokens_left -= len(scheduled.token_ids)

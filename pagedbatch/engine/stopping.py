@@ -1,6 +1,6 @@
 """When an output is complete: end tokens, stop token ids, stop strings, the length limit.
 
-Knows no tokenizer: stop strings need a `detokenize` function, given by the job.
+Stop strings need a `detokenize` function, given by the job.
 """
 
 from __future__ import annotations

@@ -1,27 +1,27 @@
-"""What a step's rows are computed for: tokens to draw, beams to rank, prompts to score. Knows no blocks or budgets."""
+"""Adds the tasks of a step: tokens to sample, beams to rank, prompt tokens to score."""
 
 from __future__ import annotations
 
 from pagedbatch.constraint import Allowed
 from pagedbatch.engine.beam_search import num_candidates
-from pagedbatch.engine.step_builder import StepPlan
+from pagedbatch.engine.step_builder import StepBuilder
 from pagedbatch.engine.stopping import StopChecker
 from pagedbatch.sequence import SequenceGroup, output_token_ids
 from pagedbatch.step import BeamTask, History, PromptTask, SampleTask
 
 
-def add_prompt_task(group: SequenceGroup, row: int, start: int, stop: int, plan: StepPlan) -> None:
+def add_prompt_task(group: SequenceGroup, seq_index: int, start: int, stop: int, builder: StepBuilder) -> None:
     """Scores what follows the prompt tokens [start, stop), but for what is scored already."""
     first, last = group.num_scored, min(stop, len(group.prompt_token_ids) - 1)
     num_top = group.params.prompt_logprobs
     if first < last and num_top is not None:
         targets = group.prompt_token_ids[first + 1 : last + 1]
-        plan.prompts.append(PromptTask(row, first - start, targets, num_top))
-        plan.scored.append(group)
-        plan.scores_left -= len(targets)
+        builder.prompts.append(PromptTask(seq_index, first - start, targets, num_top))
+        builder.scored.append(group)
+        builder.scores_left -= len(targets)
 
 
-def add_tasks(group: SequenceGroup, rows: list[int], plan: StepPlan, stops: StopChecker) -> None:
+def add_tasks(group: SequenceGroup, seq_indices: list[int], builder: StepBuilder, stops: StopChecker) -> None:
     """The group's gap closes in this step: it draws or ranks its next tokens."""
     params = group.params
     histories = None
@@ -33,24 +33,24 @@ def add_tasks(group: SequenceGroup, rows: list[int], plan: StepPlan, stops: Stop
         if all(own is None for own in allowed):
             allowed = None
     if params.use_beam_search:
-        _add_searches(group, rows, histories, allowed, plan, stops)
+        _add_searches(group, seq_indices, histories, allowed, builder, stops)
         return
     key = group.request.rng_key
-    for i, (seq, row) in enumerate(zip(group.sequences, rows, strict=True)):
+    for i, (seq, seq_index) in enumerate(zip(group.sequences, seq_indices, strict=True)):
         tail = seq.tail
         position, indices = (0, params.sample_indices) if tail is None else (tail.length, (seq.sample_index,))
         history = None if histories is None else histories[i]
         own = None if allowed is None else allowed[i]
-        plan.samples.append(SampleTask(row, params, key, indices, position, history, own))
-        plan.samplers.append(seq)
+        builder.samples.append(SampleTask(seq_index, params, key, indices, position, history, own))
+        builder.samplers.append(seq)
 
 
 def _add_searches(
     group: SequenceGroup,
-    rows: list[int],
+    seq_indices: list[int],
     histories: list[History] | None,
     allowed: list[Allowed | None] | None,
-    plan: StepPlan,
+    builder: StepBuilder,
     stops: StopChecker,
 ) -> None:
     """A task for each beam group; those before it may have a say in which of its candidates are the best."""
@@ -58,9 +58,9 @@ def _add_searches(
     num_ends, rivals = stops.num_end_tokens(params), 0
     for number, places in group.beam_groups():
         own = slice(places.start, places.stop)
-        plan.beams.append(
+        builder.beams.append(
             BeamTask(
-                rows=range(rows[places[0]], rows[places[-1]] + 1),
+                seq_indices=range(seq_indices[places[0]], seq_indices[places[-1]] + 1),
                 params=params,
                 scores=[seq.cumulative_logprob for seq in beams[own]],
                 num_candidates=num_candidates(params.beams_per_group, num_ends, rivals * len(places)),
@@ -70,6 +70,6 @@ def _add_searches(
                 beam_group=number,
             )
         )
-        plan.searchers.append(group)
+        builder.searchers.append(group)
         if params.diversity_penalty:
             rivals += params.beams_per_group

@@ -11,11 +11,11 @@ from pagedbatch_kernels import reference
 from pagedbatch_kernels.cpu import build as cpu_build
 from pagedbatch_kernels.interface import AttentionBatch, AttentionShape, Backend, CacheShape
 from pagedbatch_kernels.prefix_groups import PrefixCosts
-from pagedbatch_kernels.row_ops import RowOps
+from pagedbatch_kernels.sampling import SamplingOps
 from torch import Tensor
 
 from pagedbatch.errors import UsageError
-from pagedbatch.model.torch_sampling import TorchRowOps
+from pagedbatch.model.torch_sampling import TorchSamplingOps
 
 REFERENCE = cast(Backend, reference)
 
@@ -65,7 +65,9 @@ def choose_backend(name: str, device: torch.device, notice: Callable[[str], None
     raise UsageError(f"--attention {name}: no such backend here; choose one of auto, {', '.join(available_backends())}")
 
 
-def choose_row_ops(attention: str, backend_name: str, device: torch.device, notice: Callable[[str], None]) -> RowOps:
+def choose_sampling_ops(
+    attention: str, backend_name: str, device: torch.device, notice: Callable[[str], None]
+) -> SamplingOps:
     """What works on rows of logits: on a CPU its library's functions, whichever backend attends; else torch.
 
     Args:
@@ -74,14 +76,14 @@ def choose_row_ops(attention: str, backend_name: str, device: torch.device, noti
     """
     has_failed = (attention, backend_name) == ("auto", "torch")  # and that was said
     if device.type != "cpu" or has_failed:
-        return TorchRowOps()
-    from pagedbatch_kernels.cpu.rows import CpuRowOps
+        return TorchSamplingOps()
+    from pagedbatch_kernels.cpu.sampling import CpuSamplingOps
 
     try:
-        return CpuRowOps(notice)
+        return CpuSamplingOps(notice)
     except cpu_build.BuildError as error:
         notice(f"no CPU sampling kernel: {error}: going on with torch")
-        return TorchRowOps()
+        return TorchSamplingOps()
 
 
 class FallbackBackend:

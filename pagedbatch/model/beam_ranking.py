@@ -9,7 +9,7 @@ import math
 from itertools import groupby
 
 import torch
-from pagedbatch_kernels.row_ops import RowOps
+from pagedbatch_kernels.sampling import SamplingOps
 from torch import Tensor
 
 from pagedbatch.model.logits_processors import changes_scores, process_row
@@ -23,7 +23,7 @@ def beam_passes(
     logits: Tensor,
     tasks: list[BeamTask],
     eos_token_ids: frozenset[int],
-    ops: RowOps,
+    ops: SamplingOps,
     *,
     num_token_ids: int | None = None,
 ) -> list[Pass[list[BeamResult]]]:
@@ -35,7 +35,7 @@ def beam_passes(
         ops: does the work on rows, `rows_at_once` of them as far as tasks are no wider.
         num_token_ids: ids from here on are no tokens, and never chosen.
     """
-    rows_at_once = ops.rows_at_once(logits)
+    rows_at_once = ops.max_batch_size(logits)
     passes: list[Pass[list[BeamResult]]] = []
     row = 0
     for (width, _), alike in groupby(tasks, key=_shape):
@@ -51,20 +51,20 @@ def beam_passes(
 
 def _shape(task: BeamTask) -> tuple[int, int]:
     """Tasks that agree in this are ranked in one pass."""
-    return len(task.rows), task.num_candidates
+    return len(task.seq_indices), task.num_candidates
 
 
 def _rank(
-    tasks: list[BeamTask], logits: Tensor, eos_token_ids: frozenset[int], ops: RowOps, num_token_ids: int | None
+    tasks: list[BeamTask], logits: Tensor, eos_token_ids: frozenset[int], ops: SamplingOps, num_token_ids: int | None
 ) -> Pass[list[BeamResult]]:
     """Ranks tasks of one `_shape`.
 
     Args:
         logits: [num_tasks * width, vocab_size].
     """
-    num_tasks, width, vocab_size = len(tasks), len(tasks[0].rows), logits.shape[1]
+    num_tasks, width, vocab_size = len(tasks), len(tasks[0].seq_indices), logits.shape[1]
     scores = readable(logits, ops)
-    normalisers = ops.log_normalisers(scores)
+    normalisers = ops.logsumexp(scores)
     are_numbers = torch.isfinite(normalisers).view(num_tasks, width).all(dim=1)
     leave_out_padding_(scores, num_token_ids)
     raw_counts, processed_counts = _counts(tasks, "raw"), _counts(tasks, "processed")
@@ -77,7 +77,7 @@ def _rank(
 
     standing = send([score for task in tasks for score in task.scores], torch.float32, logits.device)
     num_candidates = min(tasks[0].num_candidates, width * vocab_size)
-    sums, places = ops.rank(scores, normalisers, standing, width, num_candidates)
+    sums, places = ops.joint_topk(scores, normalisers, standing, width, num_candidates)
     chosen = scores.reshape(num_tasks, -1).gather(1, places).float()
     own = chosen - normalisers.view(num_tasks, width).gather(1, places // vocab_size)
     del logits, scores  # large, and not needed while the other passes are under way
@@ -107,14 +107,16 @@ def _rank(
 
 def _counts(tasks: list[BeamTask], mode: str) -> list[int | None]:
     """How many likely tokens of this mode each row's request wants."""
-    return [task.params.logprobs if task.params.logprobs_mode == mode else None for task in tasks for _ in task.rows]
+    return [
+        task.params.logprobs if task.params.logprobs_mode == mode else None for task in tasks for _ in task.seq_indices
+    ]
 
 
 def _process(tasks: list[BeamTask], logprobs: Tensor, eos_token_ids: frozenset[int]) -> None:
     """Applies every control to the log-probabilities of all beams, in place."""
     first = 0
     for task in tasks:
-        rows = range(first, first + len(task.rows))
+        rows = range(first, first + len(task.seq_indices))
         first = rows.stop
         if changes_scores(task.params, task.position):
             histories: list[History] | list[None] = task.histories or [None] * len(rows)

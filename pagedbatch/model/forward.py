@@ -17,7 +17,7 @@ from pagedbatch.model.padded_gemm import PaddedGemm, needs_padding
 #: Logits [num_logits, vocab_size] of the batch's `logits_indices`.
 Forward: TypeAlias = Callable[[InputBatch], Tensor]
 
-ForwardName: TypeAlias = Literal["auto", "plain"]
+ForwardName: TypeAlias = Literal["auto", "hf"]
 
 
 class PlainForward:
@@ -69,7 +69,7 @@ def choose_forward(
         notice: takes one line when that library has to be built first.
     """
     if name == "auto" and backend_name == "cpu":
-        from pagedbatch_kernels.cpu.layers import LayerOps
+        from pagedbatch_kernels.cpu.norm_rope import NormRope
 
         from pagedbatch.model.linear import choose_linears
         from pagedbatch.model.llama_forward import LeanForward, can_run_lean
@@ -78,7 +78,7 @@ def choose_forward(
             if not keep_model:
                 _leave_the_file(model)
             linears = choose_linears(model.dtype, notice)
-            return "lean", LeanForward(model, attention, LayerOps(notice), linears, keep_model=keep_model)
+            return "lean", LeanForward(model, attention, NormRope(notice), linears, keep_model=keep_model)
     return "plain", PlainForward(model, attention, num_layers)
 
 

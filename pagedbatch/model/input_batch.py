@@ -33,7 +33,7 @@ class InputBatch:
 
 def rows_needed(step: SchedulerOutput) -> list[int]:
     """The scheduled rows that draw or rank a token, in task order: first the samples, then the beams."""
-    return [task.row for task in step.samples] + [row for task in step.beams for row in task.rows]
+    return [task.seq_index for task in step.samples] + [row for task in step.beams for row in task.seq_indices]
 
 
 class InputBatcher:
@@ -57,7 +57,7 @@ class InputBatcher:
         block_tables = _pack_block_tables(sequences)
         slot_mapping = block_tables[row_of_token, positions // block_size] * block_size + positions % block_size
         last_token = query_start_loc[1:] - 1
-        scored = (query_start_loc[task.row] + task.first + np.arange(len(task.targets)) for task in step.prompts)
+        scored = (query_start_loc[task.seq_index] + task.first + np.arange(len(task.targets)) for task in step.prompts)
 
         tensors = send_together(
             [

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Protocol, TypeAlias
 
 import torch
-from pagedbatch_kernels.cpu.products import Products
+from pagedbatch_kernels.cpu.gemm import PackedGemm
 from torch import Tensor, nn
 
 from pagedbatch.model.padded_gemm import pad_to_tiles
@@ -50,18 +50,18 @@ class Linears(Protocol):
 class PanelLinears:
     """By our own library: a token's outputs are the same bits whatever it is batched with."""
 
-    def __init__(self, products: Products) -> None:
-        self._products = products
+    def __init__(self, gemm: PackedGemm) -> None:
+        self._gemm = gemm
 
     def linear(self, *layers: nn.Linear, keep: bool) -> ResidualLinear:
-        panels = self._products.lay_out([layer.weight.detach() for layer in layers], [_bias(layer) for layer in layers])
+        panels = self._gemm.pack([layer.weight.detach() for layer in layers], [_bias(layer) for layer in layers])
         _let_go(layers, keep)
-        return partial(self._products.multiply, panels)
+        return partial(self._gemm.matmul, panels)
 
     def gated(self, gate: nn.Linear, up: nn.Linear, *, keep: bool) -> Linear:
-        panels = self._products.lay_out_gated(gate.weight.detach(), up.weight.detach(), [_bias(gate), _bias(up)])
+        panels = self._gemm.pack_swiglu(gate.weight.detach(), up.weight.detach(), [_bias(gate), _bias(up)])
         _let_go((gate, up), keep)
-        return partial(self._products.multiply, panels)
+        return partial(self._gemm.matmul, panels)
 
 
 class OneDnnLinears:
@@ -121,7 +121,7 @@ def choose_linears(dtype: torch.dtype, notice: Callable[[str], None]) -> Linears
     Args:
         notice: takes one line when our library has to be built first.
     """
-    products = Products(notice)
-    if dtype == torch.bfloat16 and products.has_matrix_unit and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    gemm = PackedGemm(notice)
+    if dtype == torch.bfloat16 and gemm.has_matrix_unit and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return OneDnnLinears()
-    return PanelLinears(products)
+    return PanelLinears(gemm)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from pagedbatch_kernels.cpu.layers import LayerOps
+from pagedbatch_kernels.cpu.norm_rope import NormRope
 from pagedbatch_kernels.interface import AttentionBatch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
@@ -87,7 +87,7 @@ class LeanForward:
     """
 
     def __init__(
-        self, model: Any, attention: PagedAttention, ops: LayerOps, linears: Linears, *, keep_model: bool
+        self, model: Any, attention: PagedAttention, ops: NormRope, linears: Linears, *, keep_model: bool
     ) -> None:
         self._attention = attention
         self._ops = ops
@@ -130,13 +130,13 @@ class LeanForward:
         """Rotated queries [num_tokens, num_heads, head_size]; keys and values go into the cache."""
         qkv = layer.qkv(self._normed(hidden, layer.input_norm)).view(len(hidden), -1, self._head_size)
         with self._attention.timed():
-            self._ops.rotate_and_store(
+            self._ops.rope_and_write_kv(
                 qkv,
                 self._attention.cache[number],
                 batch.attention.slot_mapping,
                 rotation if layer.rotates else None,
-                query_norm=layer.query_norm,
-                key_norm=layer.key_norm,
+                q_norm=layer.query_norm,
+                k_norm=layer.key_norm,
                 epsilon=layer.head_norm_epsilon,
             )
         return qkv[:, : self._num_heads]

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from pagedbatch_kernels.row_ops import RowOps
+from pagedbatch_kernels.sampling import SamplingOps
 from torch import Tensor
 
 from pagedbatch.model.transfer import send
@@ -16,7 +16,7 @@ from pagedbatch.step import TopLogprobs
 NOT_NUMBERS = "the model's logits are not finite numbers (NaN or infinity) at this position"
 
 
-def readable(logits: Tensor, ops: RowOps) -> Tensor:
+def readable(logits: Tensor, ops: SamplingOps) -> Tensor:
     """`logits` in a dtype that `ops` reads: as they are, or in float32."""
     return logits if logits.dtype in ops.dtypes else logits.float()
 
@@ -30,7 +30,7 @@ def leave_out_padding_(scores: Tensor, num_token_ids: int | None) -> None:
         scores[:, num_token_ids:] = -math.inf
 
 
-def top_logprobs(wanted: list[int | None], scores: Tensor, normalisers: Tensor, ops: RowOps) -> list[Tensor]:
+def top_logprobs(wanted: list[int | None], scores: Tensor, normalisers: Tensor, ops: SamplingOps) -> list[Tensor]:
     """The most likely tokens of each row that asked for them: token ids and logprobs, or nothing where nobody asked.
 
     Args:
@@ -45,7 +45,7 @@ def top_logprobs(wanted: list[int | None], scores: Tensor, normalisers: Tensor, 
     if len(asked) < len(wanted):
         index = send(asked, torch.int64, scores.device)
         scores, normalisers = scores[index], normalisers[index]
-    logprobs, token_ids = ops.rank(scores, normalisers, torch.zeros_like(normalisers), 1, most)
+    logprobs, token_ids = ops.joint_topk(scores, normalisers, torch.zeros_like(normalisers), 1, most)
     return [token_ids, logprobs]
 
 

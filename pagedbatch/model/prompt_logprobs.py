@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from pagedbatch_kernels.row_ops import RowOps
+from pagedbatch_kernels.sampling import SamplingOps
 from torch import Tensor
 
 from pagedbatch.model.logprobs import NOT_NUMBERS, leave_out_padding_, list_top_logprobs, readable, top_logprobs
@@ -14,7 +14,7 @@ _LOGITS_AT_ONCE = 2**22
 
 
 def score_prompts(
-    logits: Tensor, tasks: list[PromptTask], ops: RowOps, num_token_ids: int | None = None
+    logits: Tensor, tasks: list[PromptTask], ops: SamplingOps, num_token_ids: int | None = None
 ) -> list[PromptScores]:
     """
     Args:
@@ -30,13 +30,13 @@ def score_prompts(
     return results
 
 
-def _score(task: PromptTask, logits: Tensor, ops: RowOps, num_token_ids: int | None) -> PromptScores:
+def _score(task: PromptTask, logits: Tensor, ops: SamplingOps, num_token_ids: int | None) -> PromptScores:
     scores = PromptScores()
     rows_at_once = max(1, _LOGITS_AT_ONCE // logits.shape[1])
     for start in range(0, len(task.targets), rows_at_once):
         raw = readable(logits[start : start + rows_at_once], ops)
         targets = torch.tensor(task.targets[start : start + rows_at_once], device=raw.device)
-        normalisers = ops.log_normalisers(raw)
+        normalisers = ops.logsumexp(raw)
         if not bool(torch.isfinite(normalisers).all()):
             return PromptScores(error=NOT_NUMBERS)
         chosen = raw.gather(1, targets.unsqueeze(1)).squeeze(1).float()

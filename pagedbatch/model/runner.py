@@ -12,10 +12,10 @@ from functools import partial
 
 import torch
 from pagedbatch_kernels.interface import AttentionShape, Backend
-from pagedbatch_kernels.row_ops import RowOps
+from pagedbatch_kernels.sampling import SamplingOps
 
 from pagedbatch.model.attention import PagedAttention
-from pagedbatch.model.backends import choose_backend, choose_row_ops
+from pagedbatch.model.backends import choose_backend, choose_sampling_ops
 from pagedbatch.model.forward import ForwardName, choose_forward
 from pagedbatch.model.input_batch import InputBatcher, rows_needed
 from pagedbatch.model.kv_cache import KVCache, cache_shape, choose_pool_size
@@ -34,7 +34,7 @@ class ModelRunner:
         backend_name: str,
         backend: Backend,
         cache: KVCache,
-        row_ops: RowOps,
+        sampling_ops: SamplingOps,
         *,
         forward: ForwardName = "auto",
         keep_model: bool = True,
@@ -61,9 +61,9 @@ class ModelRunner:
         )
         costs = backend.prefix_costs(attention, loaded.device)
         self._make_batch = InputBatcher(cache.shape.block_size, loaded.device, costs)
-        self._row_ops = row_ops
+        self._sampling_ops = sampling_ops
         self._num_token_ids = loaded.defaults.num_token_ids
-        self._sampler = Sampler(loaded.defaults.eos_token_ids, row_ops, self._num_token_ids)
+        self._sampler = Sampler(loaded.defaults.eos_token_ids, sampling_ops, self._num_token_ids)
 
     @classmethod
     def create(
@@ -85,7 +85,7 @@ class ModelRunner:
 
         Args:
             attention: the backend's name, or "auto".
-            forward: "plain" for the library's own; "auto" takes the lean one where there is one.
+            forward: "hf" for the library's own; "auto" takes the lean one where there is one.
             keep_model: False lets the runner take the weights out of `loaded.model`, which can't be called afterwards.
             num_blocks, kv_memory: the size of the pool in blocks or in bytes; neither: a share of the free memory.
             swap_space: bytes of host memory for preempted groups.
@@ -111,8 +111,10 @@ class ModelRunner:
         )
         shape = cache_shape(loaded.config, block_size)
         cache = KVCache(backend, shape, size.num_blocks, size.num_swap_blocks, loaded.dtype, loaded.device)
-        row_ops = choose_row_ops(attention, backend_name, loaded.device, notice)
-        return cls(loaded, backend_name, backend, cache, row_ops, forward=forward, keep_model=keep_model, notice=notice)
+        sampling_ops = choose_sampling_ops(attention, backend_name, loaded.device, notice)
+        return cls(
+            loaded, backend_name, backend, cache, sampling_ops, forward=forward, keep_model=keep_model, notice=notice
+        )
 
     @property
     def num_blocks(self) -> int:
@@ -138,7 +140,7 @@ class ModelRunner:
         forwarded = time.perf_counter()
         samples, beams = self._sampler(logits, step)
         scored = logits[len(rows_needed(step)) :]
-        prompts = score_prompts(scored, step.prompts, self._row_ops, self._num_token_ids)
+        prompts = score_prompts(scored, step.prompts, self._sampling_ops, self._num_token_ids)
         ended = time.perf_counter()
         seconds = StepSeconds(
             model=forwarded - began - self._attention.seconds,

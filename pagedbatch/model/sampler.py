@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from pagedbatch_kernels.row_ops import Draws, RowOps
+from pagedbatch_kernels.sampling import Draws, SamplingOps
 from torch import Tensor
 
 from pagedbatch.model.beam_ranking import beam_passes
@@ -15,7 +15,7 @@ from pagedbatch.model.logits_processors import changes_scores, process_row
 from pagedbatch.model.logprobs import NOT_NUMBERS, leave_out_padding_, list_top_logprobs, readable, top_logprobs
 from pagedbatch.model.philox import uniforms
 from pagedbatch.model.token_mask import keep_allowed_
-from pagedbatch.model.torch_sampling import TorchRowOps, likely_weights
+from pagedbatch.model.torch_sampling import TorchSamplingOps, likely_weights
 from pagedbatch.model.transfer import Pass, run_passes, send
 from pagedbatch.step import BeamResult, SampleResult, SampleTask, SchedulerOutput
 
@@ -27,16 +27,16 @@ class Sampler:
 
     Args:
         eos_token_ids: what may not come before `min_tokens`.
-        row_ops: does the work on rows.
+        sampling_ops: does the work on rows.
         num_token_ids: ids from here on are no tokens, and never chosen; None: all of the vocabulary are.
     """
 
     def __init__(
-        self, eos_token_ids: frozenset[int], row_ops: RowOps | None = None, num_token_ids: int | None = None
+        self, eos_token_ids: frozenset[int], sampling_ops: SamplingOps | None = None, num_token_ids: int | None = None
     ) -> None:
         self._eos_token_ids = eos_token_ids
         self._num_token_ids = num_token_ids
-        self._ops = TorchRowOps() if row_ops is None else row_ops
+        self._ops = TorchSamplingOps() if sampling_ops is None else sampling_ops
 
     def __call__(self, logits: Tensor, step: SchedulerOutput) -> tuple[list[SampleResult], list[BeamResult]]:
         """
@@ -45,7 +45,7 @@ class Sampler:
                 no tokens.
             step: the tasks.
         """
-        rows_at_once = self._ops.rows_at_once(logits)
+        rows_at_once = self._ops.max_batch_size(logits)
         num_samples = len(step.samples)
         passes: list[Pass[list[Any]]] = []
         for start in range(0, num_samples, rows_at_once):
@@ -59,14 +59,14 @@ class Sampler:
 
     def _sample(self, tasks: list[SampleTask], logits: Tensor) -> Pass[list[SampleResult]]:
         raw = readable(logits, self._ops)
-        normalisers = self._ops.log_normalisers(raw)
+        normalisers = self._ops.logsumexp(raw)
         are_numbers = torch.isfinite(normalisers)
         leave_out_padding_(raw, self._num_token_ids)
         scores, have_choice = self._processed(tasks, raw, are_numbers)
         draws = _draws(tasks)
         drawn = self._ops.draw(scores, draws)
 
-        rows = send(draws.rows, torch.int64, raw.device)
+        rows = send(draws.batch_indices, torch.int64, raw.device)
         shown, normalisers = _shown(tasks, raw, normalisers, scores, draws, drawn)
         drawn_logprobs = shown[rows, drawn].float() - normalisers[rows]
         counts = [task.params.logprobs for task in tasks]
@@ -128,7 +128,7 @@ def _draws(tasks: list[SampleTask]) -> Draws:
         top_p=[task.params.top_p for task in tasks],
         min_p=[task.params.min_p for task in tasks],
         counts=counts,
-        points=points,
+        uniforms=points,
     )
 
 
@@ -148,8 +148,8 @@ def _shown(
     random = np.array([i for i in wanted if tasks[i].params.temperature > 0], np.int64)
     if len(random):
         rows = send(random, torch.int64, raw.device)
-        own = np.isin(draws.rows, random)
-        row_of_own = send(np.searchsorted(random, draws.rows[own]), torch.int64, raw.device)
+        own = np.isin(draws.batch_indices, random)
+        row_of_own = send(np.searchsorted(random, draws.batch_indices[own]), torch.int64, raw.device)
         drawn_here = drawn[send(np.flatnonzero(own), torch.int64, raw.device)]
         shown[rows] = likely_weights(shown[rows], draws, random, (row_of_own, drawn_here)).log()
     normalisers[wanted] = shown[wanted].logsumexp(dim=-1)

@@ -1,4 +1,4 @@
-"""`RowOps` in torch: for GPUs, the oracle of the CPU's own, and what stands in for it. Knows no task.
+"""`SamplingOps` in torch: for GPUs, the oracle of the CPU's own, and what stands in for it. Knows no task.
 
 On a GPU nothing here waits for the device.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from pagedbatch_kernels.row_ops import Draws
+from pagedbatch_kernels.sampling import Draws
 from torch import Tensor
 
 from pagedbatch.model.top_k_top_p import keep_likely_
@@ -22,23 +22,23 @@ _LEAST_TEMPERATURE = 1e-20
 _SPAN = 256
 
 
-class TorchRowOps:
-    """See `RowOps` for what each function does."""
+class TorchSamplingOps:
+    """See `SamplingOps` for what each function does."""
 
     dtypes = (torch.float32,)
 
-    def rows_at_once(self, logits: Tensor) -> int:
+    def max_batch_size(self, logits: Tensor) -> int:
         at_once = _LOGITS_AT_ONCE_ON_CPU if logits.device.type == "cpu" else _LOGITS_AT_ONCE
         return max(1, at_once // logits.shape[1])
 
-    def log_normalisers(self, logits: Tensor) -> Tensor:
+    def logsumexp(self, logits: Tensor) -> Tensor:
         """By way of softmax, which torch does several times as fast as logsumexp on a CPU."""
         return logits.amax(dim=-1) - logits.softmax(dim=-1).amax(dim=-1).log()
 
     def draw(self, scores: Tensor, draws: Draws) -> Tensor:
         device = scores.device
         is_random = np.array([temperature > 0 for temperature in draws.temperatures])
-        row_of_draw = draws.rows
+        row_of_draw = draws.batch_indices
         drawn = torch.empty(len(row_of_draw), dtype=torch.int64, device=device)
         for kind in (False, True):
             rows = np.flatnonzero(is_random == kind)
@@ -49,20 +49,20 @@ class TorchRowOps:
             row_of_own = send(np.searchsorted(rows, row_of_draw[own_draws]), torch.int64, device)
             if kind:
                 weights = likely_weights(own, draws, rows)
-                picked = invert_cdf(weights, row_of_own, send(draws.points[own_draws], torch.float64, device))
+                picked = invert_cdf(weights, row_of_own, send(draws.uniforms[own_draws], torch.float64, device))
             else:
                 picked = first_largest(own)[row_of_own]
             drawn[send(own_draws, torch.int64, device)] = picked
         return drawn
 
-    def rank(
-        self, scores: Tensor, normalisers: Tensor, standing: Tensor, width: int, count: int
+    def joint_topk(
+        self, logits: Tensor, logsumexp: Tensor, cum_logprobs: Tensor, group_size: int, k: int
     ) -> tuple[Tensor, Tensor]:
-        if width == 1:  # the same for a whole row changes nothing in its order
-            values, token_ids = largest(scores, count)
-            return values - normalisers.unsqueeze(1) + standing.unsqueeze(1), token_ids
-        sums = scores - normalisers.unsqueeze(1) + standing.unsqueeze(1)
-        return largest(sums.view(-1, width * scores.shape[1]), count)
+        if group_size == 1:  # what is the same for a whole position changes nothing in its order
+            values, token_ids = largest(logits, k)
+            return values - logsumexp.unsqueeze(1) + cum_logprobs.unsqueeze(1), token_ids
+        scores = logits - logsumexp.unsqueeze(1) + cum_logprobs.unsqueeze(1)
+        return largest(scores.view(-1, group_size * logits.shape[1]), k)
 
 
 def likely_weights(
@@ -73,8 +73,8 @@ def likely_weights(
     Args:
         scores: float32 [num_rows, vocab_size].
         draws: of which the entries `rows` are those of `scores`; all at temperatures above 0.
-        drawn: rows of `scores` and token ids, int64 [num_draws], that stay whatever is left out: other `RowOps`, which
-            drew them, may have found inside a border what rounding puts just outside it here.
+        drawn: rows of `scores` and token ids, int64 [num_draws], that stay whatever is left out: other `SamplingOps`,
+            which drew them, may have found inside a border what rounding puts just outside it here.
 
     Returns:
         float32 [num_rows, vocab_size], not normalised.

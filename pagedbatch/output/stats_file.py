@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from pagedbatch.output.durable import write_atomically
 from pagedbatch.output.journal import Journal
 from pagedbatch.output.totals import Totals
 from pagedbatch.params import READERS, GenerationParams
-from pagedbatch.settings import RunSettings
+from pagedbatch.settings import RUN_OPTIONS, RunSettings
 from pagedbatch.stats.memory import MemoryAccount
 from pagedbatch.stats.record import RecordError
 from pagedbatch.stats.schema import RowCounts, Setting, Stats, Throughput, Worker
@@ -39,10 +39,8 @@ def describe_settings(
 ) -> dict[str, Setting]:
     """Each setting's value and source; `used` has what an `auto` stood for. `params` are those of a plain row."""
     described = {}
-    for field in fields(RunSettings):
-        if field.name not in ("generation", "origins", "started"):
-            name, value = field.name, getattr(settings, field.name)
-            described[name] = Setting(value=value, source=settings.origin(name), used=used.get(name))
+    for name in RUN_OPTIONS:
+        described[name] = Setting(value=getattr(settings, name), source=settings.origin(name), used=used.get(name))
     for name, value in asdict(params).items():
         source = settings.origin(name)
         if source == "default" and name in model_defaults and value == READERS[name](name, model_defaults[name]):

@@ -36,14 +36,6 @@ from pagedbatch.stats.memory import MemoryAccount
 from pagedbatch.stats.schema import Stats, Worker
 from pagedbatch.wording import finished_of, plural
 
-#: Settings that decide what is written, beside the generation parameters. The others change only how fast.
-_RESULT_SETTINGS = (
-    "split", "subset", "prompt_column", "prompt_template", "chat", "generation_config", "dtype", "trust_remote_code",
-    "keep", "max_line_bytes", "served_model_name", "chat_template_kwargs", "date",
-)  # fmt: skip
-#: The same, in a manifest only where they are set: those that earlier versions wrote lack them.
-_LATER_SETTINGS = ("max_model_len", "ignore_adapter")
-
 
 @dataclass(frozen=True, slots=True)
 class Ui:
@@ -240,11 +232,9 @@ def _manifest(
     return Manifest(
         input=source.content,
         model=ModelIdentity(settings.model, fingerprint),
-        settings={name: getattr(settings, name) for name in _RESULT_SETTINGS}
-        | {name: value for name in _LATER_SETTINGS if (value := getattr(settings, name))}
+        settings=settings.for_manifest()
         | {name: params[name] for name in settings.generation}
         | ({} if constraint is None else {"constraint": constraint.fingerprint})
-        | ({"ignore_columns": settings.ignore_columns} if settings.ignore_columns else {})
         | ({} if source.label is None else {"format": source.label})
         | shard_settings(settings.shard, rows, num_rows),
         versions=versions(),

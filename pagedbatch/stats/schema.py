@@ -21,8 +21,6 @@ Seconds = Annotated[float, Number("seconds")]
 Share = Annotated[float, Number("share, 0 to 1", most=1)]
 Count = Annotated[int, Number("count")]
 
-#: The states of a block, in the order in which reports stack them. They add up to the pool.
-BLOCK_STATES = ("private", "shared", "cached", "free")
 #: Where a contiguous system's memory goes, in the order of the paper's figure 2. They add up to 1.
 KV_SHARES = ("used", "reserved", "internal", "external")
 

@@ -1,1 +1,1 @@
-"""The native CPU backend: C++ built on the user's machine, on first use. Importing it builds nothing."""
+"""The native CPU backend: C++ that is built on the user's machine on first use, not on import."""

@@ -1,122 +1,112 @@
-// Attention over the paged cache: which pieces of work a step has, and the threads that do them.
+// Paged attention: output = softmax(scale * Q * K^T) * V, causal, for a ragged batch of query tokens.
 //
-// A query row's result is the same bits whatever it is batched with: its keys are taken in chunks that begin at
-// multiples of CHUNK tokens, each chunk's scores and sums are made in a fixed order, and a shared prefix ends at such
-// a border too, where the row's own pass goes on from the state that the shared pass left.
+// Q and output are [num_tokens, num_heads, head_size]; K and V lie in the paged cache (layer_cache.h), and query head h
+// reads KV head h / (num_heads / num_kv_heads). float or bfloat16, computed in float. This file cuts a batch into work
+// items and runs them on threads; attention_tile.h computes one.
+//
+// A query's bits do not depend on its batch: keys are taken in chunks that begin at multiples of CHUNK tokens, each in
+// a fixed order, and a shared prefix ends at such a boundary, where the query's own item continues from the stored
+// state.
 
 #include <algorithm>
 #include <atomic>
 #include <memory>
 #include <vector>
 
-#include "tile.h"
+#include "attention_tile.h"
+#include "export.h"
 
 namespace pagedbatch {
 namespace {
 
-//! Query rows (tokens x query heads of a KV head) of a piece: enough that what a chunk costs by itself is little
-//! beside them, and no more than leave each thread several pieces.
-constexpr int FEW_ROWS = 64, MANY_ROWS = 192;
+//! Query rows (tokens x query heads per KV head) per item: enough to outweigh the fixed cost of a chunk, and few enough
+//! that each thread gets several items.
+constexpr int MIN_ITEM_ROWS = 64, MAX_ITEM_ROWS = 192;
 
-int tile_rows(const Step& step) {
-  const int64_t num_rows = int64_t(step.num_tokens) * step.num_heads;
-  return num_rows >= int64_t(8) * MANY_ROWS * step.num_threads ? MANY_ROWS : FEW_ROWS;
+int rows_per_item(const AttentionArgs& args) {
+  const int64_t num_rows = int64_t(args.num_tokens) * args.num_heads;
+  return num_rows >= int64_t(8) * MAX_ITEM_ROWS * args.num_threads ? MAX_ITEM_ROWS : MIN_ITEM_ROWS;
 }
 
-//! Tokens [first_token, first_token + num_tokens) of the step, and the keys to read for them.
-struct Run {
-  const int32_t* block_table;
-  int first_token;
-  int num_tokens;
-  int first_position;  //!< of the first token in its sequence
-  int begin, end;      //!< key tokens; a query sees none after itself
-  bool resumes, stays;
-};
-
-void add_pieces(const Step& step, const Run& run, int window, std::vector<Piece>& pieces) {
-  const int queries_per_kv = step.num_heads / step.cache.num_kv_heads;
-  const int tile_tokens = std::max(1, tile_rows(step) / queries_per_kv);
-  for (int done = 0; done < run.num_tokens; done += tile_tokens) {
-    Piece piece;
-    piece.block_table = run.block_table;
-    piece.first_token = run.first_token + done;
-    piece.num_tokens = std::min(tile_tokens, run.num_tokens - done);
-    piece.first_position = run.first_position + done;
-    piece.begin = std::max<int64_t>(run.begin, int64_t(piece.first_position) - window + 1);
-    piece.end = std::min(run.end, piece.first_position + piece.num_tokens);
-    piece.resumes = run.resumes;
-    piece.stays = run.stays;
-    // A block's KV heads are neighbours in memory: together where the rows are few and other threads have work too.
-    const bool many = step.num_seqs >= 4 * step.num_threads;
-    const int together = many ? std::max(1, FEW_ROWS / (piece.num_tokens * queries_per_kv)) : 1;
-    for (int head = 0; head < step.cache.num_kv_heads; head += together) {
-      piece.kv_head = head;
-      piece.num_kv_heads = std::min(together, step.cache.num_kv_heads - head);
-      pieces.push_back(piece);
+//! Cuts an item that covers a range of query tokens and all KV heads into items of a good size.
+void add_work_items(const AttentionArgs& args, const WorkItem& range, int window, std::vector<WorkItem>& items) {
+  const int queries_per_kv = args.num_heads / args.cache.num_kv_heads;
+  const int tile_tokens = std::max(1, rows_per_item(args) / queries_per_kv);
+  for (int done = 0; done < range.num_tokens; done += tile_tokens) {
+    WorkItem item = range;
+    item.first_token += done;
+    item.num_tokens = std::min(tile_tokens, range.num_tokens - done);
+    item.first_position += done;
+    item.begin = std::max<int64_t>(range.begin, int64_t(item.first_position) - window + 1);
+    item.end = std::min(range.end, item.first_position + item.num_tokens);
+    // KV heads of a block are neighbours in memory: together if they are few rows and other threads have work too.
+    const bool many_seqs = args.num_seqs >= 4 * args.num_threads;
+    const int num_heads = many_seqs ? std::max(1, MIN_ITEM_ROWS / (item.num_tokens * queries_per_kv)) : 1;
+    for (item.kv_head = 0; item.kv_head < args.cache.num_kv_heads; item.kv_head += num_heads) {
+      item.num_kv_heads = std::min(num_heads, args.cache.num_kv_heads - item.kv_head);
+      items.push_back(item);
     }
   }
 }
 
-//! The shared prefixes, each as far as it fills whole chunks.
-std::vector<Piece> prefix_pieces(const Step& step) {
-  std::vector<Piece> pieces;
-  for (int i = 0; i < step.num_runs; ++i) {
-    const int end = step.prefix_lens[i] / CHUNK * CHUNK;
+//! The shared prefixes, as far as they fill whole chunks.
+std::vector<WorkItem> prefix_work_items(const AttentionArgs& args) {
+  std::vector<WorkItem> items;
+  for (int i = 0; i < args.num_prefixes; ++i) {
+    const int first = args.prefix_start_loc[i], end = args.prefix_lens[i] / CHUNK * CHUNK;
     if (end == 0) continue;
-    Run run{step.prefix_tables + i * step.prefix_table_width, step.run_starts[i],
-            step.run_starts[i + 1] - step.run_starts[i], end, 0, end, false, true};
-    add_pieces(step, run, NO_WINDOW, pieces);
+    add_work_items(args, {args.prefix_tables + i * args.prefix_table_width, first, args.prefix_start_loc[i + 1] - first,
+                          end, 0, end, false, true}, NO_WINDOW, items);
   }
-  return pieces;
+  return items;
 }
 
-//! Each sequence's tokens after its prefix, or all.
-std::vector<Piece> sequence_pieces(const Step& step) {
-  std::vector<Piece> pieces;
-  for (int i = 0; i < step.num_seqs; ++i) {
-    const int num_tokens = step.query_starts[i + 1] - step.query_starts[i];
-    const int prefix = step.num_runs ? step.seq_prefix_lens[i] / CHUNK * CHUNK : 0;
-    Run run{step.block_tables + i * step.table_width, step.query_starts[i], num_tokens,
-            step.seq_lens[i] - num_tokens, prefix, step.seq_lens[i], prefix > 0, false};
-    add_pieces(step, run, step.window, pieces);
+//! Each sequence's keys after its shared prefix, or all.
+std::vector<WorkItem> sequence_work_items(const AttentionArgs& args) {
+  std::vector<WorkItem> items;
+  for (int i = 0; i < args.num_seqs; ++i) {
+    const int first = args.query_start_loc[i], num_tokens = args.query_start_loc[i + 1] - first;
+    const int prefix = args.num_prefixes ? args.seq_prefix_lens[i] / CHUNK * CHUNK : 0, seq_len = args.seq_lens[i];
+    add_work_items(args, {args.block_tables + i * args.table_width, first, num_tokens, seq_len - num_tokens, prefix,
+                          seq_len, prefix > 0, false}, args.window, items);
   }
-  return pieces;
+  return items;
 }
 
 template <class T>
-void attend(const Step& step, std::vector<Piece> pieces, float* states) {
-  // The longest first, so that the threads end together; KV heads of a tile stay neighbours.
-  std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& one, const Piece& other) {
+void attend(const AttentionArgs& args, std::vector<WorkItem> items, float* states) {
+  // Longest first, so that the threads end together. Stable, so that the KV heads of a tile stay neighbours.
+  std::stable_sort(items.begin(), items.end(), [](const WorkItem& one, const WorkItem& other) {
     return int64_t(one.end - one.begin) * one.num_tokens > int64_t(other.end - other.begin) * other.num_tokens;
   });
-  const int count = pieces.size();
+  const int count = items.size();
   std::atomic<int> taken{0};
-#pragma omp parallel num_threads(step.num_threads) if (count > 1)
+#pragma omp parallel num_threads(args.num_threads) if (count > 1)
   {
-    Tile<T> tile(step);
-    // A thread takes its next piece before it begins one, so that it can fetch what that needs.
+    AttentionTile<T> tile(args);
+    // A thread takes its next item before it computes the current one, to prefetch what it needs.
     for (int i = taken++, next; i < count; i = next) {
       next = taken++;
-      tile.attend(pieces[i], next < count ? &pieces[next] : nullptr, states);
+      tile.attend(items[i], next < count ? &items[next] : nullptr, states);
     }
   }
 }
 
 template <class T>
-void attend(const Step& step) {
+void attend(const AttentionArgs& args) {
   std::unique_ptr<float[]> states;
-  if (step.num_runs) states.reset(new float[int64_t(step.num_tokens) * step.num_heads * state_size<T>(step)]);
-  attend<T>(step, prefix_pieces(step), states.get());
-  attend<T>(step, sequence_pieces(step), states.get());
+  if (args.num_prefixes) states.reset(new float[int64_t(args.num_tokens) * args.num_heads * state_size<T>(args)]);
+  attend<T>(args, prefix_work_items(args), states.get());
+  attend<T>(args, sequence_work_items(args), states.get());
 }
 
 }  // namespace
 }  // namespace pagedbatch
 
-extern "C" void pagedbatch_attention(const pagedbatch::Step* step) {
-  if (step->is_bfloat16) {
-    pagedbatch::attend<pagedbatch::BFloat16>(*step);
-  } else {
-    pagedbatch::attend<float>(*step);
-  }
+using namespace pagedbatch;
+
+PAGEDBATCH_EXPORT_SIZE(AttentionArgs)
+
+extern "C" void pagedbatch_attention(const AttentionArgs* args) {
+  dispatch_dtype(args->is_bfloat16, [=](auto t) { attend<decltype(t)>(*args); });
 }

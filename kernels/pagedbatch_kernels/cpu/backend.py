@@ -1,12 +1,10 @@
-"""The CPU backend: the functions of `interface.Backend`, by the library that `build` makes.
+"""The CPU backend: `interface.Backend` by attention.cpp and cache.cpp. float16 is left to the reference.
 
-A row's result is the same bits whatever its batch, the number of threads, and whether its prefix is shared: see
-attention.cpp. float16 is left to the reference.
+A sequence's bits depend neither on its batch, nor on the number of threads, nor on whether its prefix is shared.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from functools import partial
 
@@ -14,64 +12,27 @@ import torch
 from torch import Tensor
 
 from pagedbatch_kernels import reference
-from pagedbatch_kernels.cpu.build import load_library
-from pagedbatch_kernels.cpu.cache_layout import LayerCache, empty_cache, planes
+from pagedbatch_kernels.cpu.cache_layout import empty_cache, layer_cache_struct, planes
 from pagedbatch_kernels.cpu.cache_memory import zeros
+from pagedbatch_kernels.cpu.library import AttentionArgs, WriteKvArgs, load_kernels, pointer
 from pagedbatch_kernels.interface import AttentionBatch, AttentionShape, CacheShape, SharedPrefixes
 from pagedbatch_kernels.prefix_groups import PrefixCosts
 
-_CHUNK = 64  #: of chunk.h: a prefix is shared as far as it fills whole chunks
-_TILE_ROWS = 64  #: FEW_ROWS of attention.cpp, what a decode step's pieces have
-_NO_WINDOW = 2**31 - 1  #: of step.h
-
-
-class Step(ctypes.Structure):
-    """The arguments of an attention call: `pagedbatch::Step` of step.h, field by field."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("query", "output", "sinks")),
-        ("cache", LayerCache),
-        *((name, ctypes.c_void_p) for name in ("block_tables", "seq_lens", "query_starts")),
-        *((name, ctypes.c_void_p) for name in ("prefix_tables", "prefix_lens", "run_starts", "seq_prefix_lens")),
-        *((name, ctypes.c_int64) for name in ("token_stride", "head_stride")),
-        *((name, ctypes.c_int64) for name in ("table_width", "prefix_table_width")),
-        *((name, ctypes.c_int32) for name in ("num_seqs", "num_runs", "num_tokens")),
-        *((name, ctypes.c_int32) for name in ("num_heads", "window")),
-        *((name, ctypes.c_float) for name in ("scale", "softcap")),
-        *((name, ctypes.c_int32) for name in ("is_bfloat16", "num_threads")),
-    )
-
-
-class Rows(ctypes.Structure):
-    """Keys and values to write: `pagedbatch::Rows` of cache.cpp, field by field."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("keys", "values", "slots")),
-        *((name, ctypes.c_int64) for name in ("num_rows", "key_stride", "key_head_stride")),
-        *((name, ctypes.c_int64) for name in ("value_stride", "value_head_stride")),
-    )
+_ITEM_ROWS = 64  #: MIN_ITEM_ROWS of attention.cpp, the size of a decode step's work items
+_NO_WINDOW = 2**31 - 1  #: of attention_args.h
 
 
 class CpuBackend:
-    """The kernels of one loaded library.
-
+    """
     Args:
         notice: takes one line when the library has to be built first.
 
     Raises:
-        BuildError: there is none and it can't be built.
+        BuildError: it can't be built or loaded.
     """
 
     def __init__(self, notice: Callable[[str], None]) -> None:
-        library = load_library(notice)
-        self._attend = library.pagedbatch_attention
-        self._attend.argtypes, self._attend.restype = [ctypes.POINTER(Step)], None
-        self._write_rows = library.pagedbatch_write_rows
-        self._write_rows.argtypes = [ctypes.POINTER(Rows), ctypes.POINTER(LayerCache), *[ctypes.c_int32] * 2]
-        self._write_rows.restype = ctypes.c_bool
-        self._copy_blocks = library.pagedbatch_copy_blocks
-        self._copy_blocks.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 5
-        self._copy_blocks.restype = ctypes.c_bool
+        self._library = load_kernels(notice)
 
     def allocate_cache(
         self,
@@ -92,12 +53,12 @@ class CpuBackend:
     def prefix_costs(self, attention: AttentionShape, device: torch.device) -> PrefixCosts:
         """See `interface.Backend.prefix_costs`.
 
-        The weights are from runs with 2 to 8 rows a prefix of 64 to 1,024 tokens: what they let through was faster.
+        Measured with 2 to 8 sequences per prefix of 64 to 1,024 tokens: what these costs let through was faster.
         """
         return PrefixCosts(
             queries_per_kv=attention.num_heads // attention.num_kv_heads,
-            row_tile=_TILE_ROWS,
-            group_tile=_TILE_ROWS,
+            plain_tile=_ITEM_ROWS,
+            shared_tile=_ITEM_ROWS,
             reread=0.5,
             merge=4.0,
             launch=2300.0,
@@ -110,24 +71,26 @@ class CpuBackend:
             ValueError: shapes or dtypes that don't fit each other.
             IndexError: a slot outside the cache.
         """
-        cache, dtype = LayerCache.of(layer_cache, key.shape[2]), layer_cache.dtype
+        cache, dtype = layer_cache_struct(layer_cache, key.shape[2]), layer_cache.dtype
         shape = (len(slot_mapping), cache.num_kv_heads, cache.head_size)
-        for rows in (key, value):
-            if rows.shape != shape or rows.dtype != dtype:
-                raise ValueError(f"K or V is {rows.dtype} {list(rows.shape)}, for a {dtype} cache {list(shape)}")
-        key, value = (rows if rows.stride(2) == 1 else rows.contiguous() for rows in (key, value))
-        arguments = Rows(
-            keys=key.data_ptr(),
-            values=value.data_ptr(),
-            slots=_pointer(slot_mapping, torch.int64),
-            num_rows=len(slot_mapping),
+        for each in (key, value):
+            if each.shape != shape or each.dtype != dtype:
+                raise ValueError(f"K or V is {each.dtype} {list(each.shape)}, for a {dtype} cache {list(shape)}")
+        key, value = (each if each.stride(2) == 1 else each.contiguous() for each in (key, value))
+        args = WriteKvArgs(
+            key=key.data_ptr(),
+            value=value.data_ptr(),
+            slots=pointer(slot_mapping, torch.int64),
+            cache=cache,
+            num_tokens=len(slot_mapping),
             key_stride=key.stride(0),
             key_head_stride=key.stride(1),
             value_stride=value.stride(0),
             value_head_stride=value.stride(1),
+            is_bfloat16=dtype == torch.bfloat16,
+            is_float16=dtype == torch.float16,
         )
-        is_half = dtype == torch.bfloat16, dtype == torch.float16
-        if not self._write_rows(ctypes.byref(arguments), ctypes.byref(cache), *is_half):
+        if not self._library.pagedbatch_write_kv(args):
             raise IndexError(f"a slot lies outside the {cache.num_blocks * cache.block_size} of the cache")
 
     def paged_attention(
@@ -151,19 +114,19 @@ class CpuBackend:
                 query, layer_cache, batch, scale=scale, sliding_window=sliding_window, softcap=softcap, sinks=sinks
             )
         num_tokens, num_heads, head_size = query.shape
-        cache = LayerCache.of(layer_cache, head_size)
+        cache = layer_cache_struct(layer_cache, head_size)
         _check(query, layer_cache, cache.num_kv_heads, batch, sinks)
         query = query if query.stride(2) == 1 else query.contiguous()
         sinks = None if sinks is None else sinks.float().contiguous()
         output = torch.empty((num_tokens, num_heads, head_size), dtype=query.dtype)
-        step = Step(
+        args = AttentionArgs(
             query=query.data_ptr(),
             output=output.data_ptr(),
             sinks=None if sinks is None else sinks.data_ptr(),
             cache=cache,
-            block_tables=_pointer(batch.block_tables, torch.int32),
-            seq_lens=_pointer(batch.seq_lens, torch.int32),
-            query_starts=_pointer(batch.query_start_loc, torch.int32),
+            block_tables=pointer(batch.block_tables, torch.int32),
+            seq_lens=pointer(batch.seq_lens, torch.int32),
+            query_start_loc=pointer(batch.query_start_loc, torch.int32),
             token_stride=query.stride(0),
             head_stride=query.stride(1),
             table_width=batch.block_tables.shape[1],
@@ -176,11 +139,10 @@ class CpuBackend:
             is_bfloat16=query.dtype == torch.bfloat16,
             num_threads=torch.get_num_threads(),
         )
-        shared = batch.shared_prefixes
-        # A window that cuts into a prefix gives each row its own share of it.
-        if shared is not None and (sliding_window is None or sliding_window >= batch.max_seq_len):
-            _add_prefixes(step, shared)
-        self._attend(ctypes.byref(step))
+        shared = batch.prefixes_for(sliding_window)
+        if shared is not None:
+            _add_prefixes(args, shared)
+        self._library.pagedbatch_attention(args)
         return output
 
     def copy_blocks(self, cache: Tensor, src: Tensor, dst: Tensor) -> None:
@@ -203,12 +165,12 @@ class CpuBackend:
         if (num_planes, block_bytes) != planes(dst_cache) or src_cache.dtype != dst_cache.dtype:
             raise ValueError(f"caches of {list(src_cache.shape)} and {list(dst_cache.shape)} hold different blocks")
         if len(src) != len(dst):
-            raise ValueError(f"{len(src)} blocks for {len(dst)} places")
-        inside = self._copy_blocks(
+            raise ValueError(f"{len(src)} source blocks for {len(dst)} destinations")
+        inside = self._library.pagedbatch_copy_blocks(
             src_cache.data_ptr(),
             dst_cache.data_ptr(),
-            _pointer(src, torch.int64),
-            _pointer(dst, torch.int64),
+            pointer(src, torch.int64),
+            pointer(dst, torch.int64),
             len(src),
             num_planes,
             src_blocks,
@@ -219,26 +181,13 @@ class CpuBackend:
             raise IndexError(f"a block lies outside a cache of {src_blocks} or {dst_blocks}")
 
 
-def _add_prefixes(step: Step, shared: SharedPrefixes) -> None:
-    if shared.max_prefix_len < _CHUNK:
-        return
-    step.prefix_tables = _pointer(shared.block_tables, torch.int32)
-    step.prefix_lens = _pointer(shared.prefix_lens, torch.int32)
-    step.run_starts = _pointer(shared.query_start_loc, torch.int32)
-    step.seq_prefix_lens = _pointer(shared.seq_prefix_lens, torch.int32)
-    step.prefix_table_width = shared.block_tables.shape[1]
-    step.num_runs = len(shared.prefix_lens)
-
-
-def _pointer(tensor: Tensor, dtype: torch.dtype) -> int:
-    """The address of a contiguous tensor of that dtype on the CPU.
-
-    Raises:
-        ValueError: it is another kind of tensor.
-    """
-    if tensor.dtype != dtype or not tensor.is_contiguous() or tensor.device.type != "cpu":
-        raise ValueError(f"expected contiguous {dtype} on the CPU, got {tensor.dtype} {list(tensor.shape)}")
-    return tensor.data_ptr()
+def _add_prefixes(args: AttentionArgs, shared: SharedPrefixes) -> None:
+    args.prefix_tables = pointer(shared.block_tables, torch.int32)
+    args.prefix_lens = pointer(shared.prefix_lens, torch.int32)
+    args.prefix_start_loc = pointer(shared.query_start_loc, torch.int32)
+    args.seq_prefix_lens = pointer(shared.seq_prefix_lens, torch.int32)
+    args.prefix_table_width = shared.block_tables.shape[1]
+    args.num_prefixes = len(shared.prefix_lens)
 
 
 def _check(query: Tensor, layer_cache: Tensor, num_kv_heads: int, batch: AttentionBatch, sinks: Tensor | None) -> None:

@@ -1,10 +1,10 @@
-"""Builds the C++ of this folder into a shared library, once a machine, and loads it. Knows no tensor.
+"""Builds the C++ of this folder into a shared library, once per machine, and loads it.
 
-The sources use neither torch's headers nor Python's, so that a build takes seconds and needs no more than a compiler.
-Threads are OpenMP's: the library binds to the runtime that torch has loaded, and shares its threads.
+The sources include neither torch's nor Python's headers, so a build takes seconds and needs nothing but a compiler.
+OpenMP binds to the runtime that torch has loaded, and shares its threads.
 
-Libraries are kept under a name that says what they were built from and what they hold, see `library_cache`. Where
-others could put one there, none is loaded: it is built in a private folder, for this process alone.
+Libraries are kept in the user's cache folder, see `library_cache`. If others could write there, the library is built in
+a private folder for this process alone.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from pathlib import Path
 from pagedbatch_kernels.cpu.compiler import CompilerError, run_compiler
 from pagedbatch_kernels.cpu.library_cache import add, find, why_unsafe
 
-SOURCES = ("attention.cpp", "cache.cpp", "layers.cpp", "products.cpp", "ranking.cpp", "sampling.cpp")
-HEADERS = ("chunk.h", "layer_cache.h", "packing.h", "step.h", "tile.h", "tokens.h", "vec.h", "weights.h", "words.h")
-#: A compiler that takes longer is given up.
+_FOLDER = Path(__file__).parent
+#: A compiler that takes longer is killed.
 TIME_LIMIT_SECONDS = 60.0
 #: No -ffast-math, and no contraction: see vec.h.
 _FLAGS = (
@@ -34,23 +33,23 @@ _FLAGS = (
     *("-fopenmp", "-shared", "-fPIC", "-fvisibility=default"),
 )
 
-#: What this process has loaded, by where it is kept, and why it couldn't, by the compiler too: neither is tried again.
+#: Loaded libraries by path, and failed builds by path and compiler: neither is tried again in this process.
 _loaded: dict[Path, ctypes.CDLL] = {}
 _failed: dict[tuple[Path, tuple[str, ...]], str] = {}
 
 
 class BuildError(Exception):
-    """There is no library and none can be made; says why in one line."""
+    """The library can't be built or loaded. The message is one line."""
 
 
 def find_compiler() -> list[str] | None:
-    """The C++ compiler to build with, and its first arguments: $CXX, or the first of the usual names."""
+    """The command of the C++ compiler: $CXX, which may have arguments, or the first of c++, g++ and clang++."""
     wanted = os.environ.get("CXX")
     if not wanted:
         found = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
         return None if found is None else [found]
     words = [wanted]
-    if shutil.which(wanted) is None:  # else it is a path, which may hold blanks
+    if shutil.which(wanted) is None:  # otherwise it is a path, which may contain spaces
         with suppress(ValueError):
             words = shlex.split(wanted) or words
     found = shutil.which(words[0])
@@ -58,38 +57,37 @@ def find_compiler() -> list[str] | None:
 
 
 def can_load() -> bool:
-    """Whether the library has been built, or there is a compiler to build it with."""
+    """Whether the library has been built or there is a compiler to build it."""
     folder = default_folder()
     is_safe = folder.is_dir() and why_unsafe(folder) is None
     return (is_safe and find(folder, library_stem()) is not None) or find_compiler() is not None
 
 
 def default_folder() -> Path:
-    """Where libraries are kept: in the user's cache folder."""
+    """The folder of built libraries, in the user's cache folder."""
     from platformdirs import user_cache_path
 
     return user_cache_path("pagedbatch") / "kernels"
 
 
 def library_stem() -> str:
-    """What the library of these sources, flags and this CPU is called; its own digest and an ending follow."""
-    here = Path(__file__).parent
-    parts = [(here / name).read_bytes() for name in (*SOURCES, *HEADERS)]
-    # A home folder can be shared by machines whose CPUs differ.
+    """The beginning of the library's file name: a hash of the sources, the flags and this CPU's features."""
+    parts = [path.read_bytes() for path in sorted([*_FOLDER.glob("*.cpp"), *_FOLDER.glob("*.h")])]
+    # A home folder can be shared by machines with different CPUs.
     parts += [" ".join(_flags()).encode(), _cpu_features().encode()]
     key = sha256(b"\0".join(parts)).hexdigest()[:32]
     return f"cpu-kernels-{key}"
 
 
 def load_library(notice: Callable[[str], None], folder: Path | None = None) -> ctypes.CDLL:
-    """The library, built first where that has not been done. A process loads it once.
+    """The library, built first if needed. A process loads it once.
 
     Args:
         notice: takes one line when a build begins.
-        folder: where libraries are kept; by default the user's cache folder.
+        folder: of built libraries; `default_folder` if None.
 
     Raises:
-        BuildError: no compiler, or it fails or takes too long, or what it made can't be loaded.
+        BuildError: there is no compiler, it fails or takes too long, or its output can't be loaded.
     """
     kept = (default_folder() if folder is None else folder) / library_stem()
     if kept not in _loaded:
@@ -132,14 +130,13 @@ def _build(folder: Path, stem: str, tell: Callable[[str], None]) -> Path:
     attempt = (folder / stem, tuple(compiler))
     if attempt in _failed:
         raise BuildError(_failed[attempt])
-    here = Path(__file__).parent
     tell(" ".join(compiler))
     with tempfile.TemporaryDirectory(dir=folder) as work:
         made = Path(work) / f"{stem}.so"
-        command = [*compiler, *_flags(), *(str(here / name) for name in SOURCES), "-o", str(made)]
+        command = [*compiler, *_flags(), *map(str, sorted(_FOLDER.glob("*.cpp"))), "-o", str(made)]
         try:
             run_compiler(command, TIME_LIMIT_SECONDS)
-            _load(made)  # one that can't be loaded must not be kept
+            _load(made)  # a library that can't be loaded must not be kept
         except (CompilerError, BuildError) as error:
             _failed[attempt] = str(error)
             raise BuildError(str(error)) from error
@@ -152,7 +149,7 @@ def _flags() -> tuple[str, ...]:
 
 
 def _cpu_features() -> str:
-    """What this CPU can do, as far as the system tells."""
+    """This CPU's features, as far as the system reports them."""
     if sys.platform == "linux":
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(("flags", "Features")):

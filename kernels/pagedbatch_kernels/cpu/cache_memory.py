@@ -1,8 +1,7 @@
-"""Memory for a cache on a CPU, in huge pages or in small ones. Knows no blocks.
+"""Allocates the memory of a CPU cache, in huge or small pages.
 
-The system gives each page when it is first written; on a virtual machine that took 6% of a job of 14 s. Asking for the
-first 512 MiB beforehand (MADV_POPULATE_WRITE, in the background) took as much off the first steps as it put on the
-start, and small jobs only paid: so it is not done.
+The system provides each page when it is first written, which took 6% of a 14 s job on a virtual machine. Populating the
+first 512 MiB in the background (MADV_POPULATE_WRITE) saved no more in the first steps than it cost at the start.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from torch import Tensor
 
 
 def zeros(size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool) -> Tensor:
-    """An array of zeros, contiguous; in pages of the system's choice where there are no huge ones to ask for.
+    """A contiguous tensor of zeros. Where the system has no madvise for huge pages, it chooses the pages.
 
-    Blocks lie anywhere, and with small pages most reads of one would also have to look up its address. But a cache of
-    which little may ever be written takes less memory with small ones.
+    Blocks are scattered, and with small pages most reads of a block would miss the TLB. But a cache that stays mostly
+    unwritten takes less memory with small pages.
 
     Raises:
         MemoryError: there is no room for it.
@@ -32,7 +31,7 @@ def zeros(size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool) -> Tenso
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise MemoryError(f"no {num_bytes} bytes for the cache") from error
-    with contextlib.suppress(OSError):  # a kernel built without them
+    with contextlib.suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(tuple(size))
 

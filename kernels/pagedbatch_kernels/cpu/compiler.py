@@ -1,4 +1,4 @@
-"""Runs a compiler that may fail, hang or talk without end. Knows nothing about what it compiles."""
+"""Runs a compiler that may fail, hang or print without end."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _POLL_SECONDS = 0.05
 
 
 class CompilerError(Exception):
-    """No output file was made; says why in one line."""
+    """The compiler failed. The message is one line."""
 
 
 def run_compiler(command: Sequence[str], time_limit: float) -> None:
-    """Runs `command` to its end, or ends it and all that it started after `time_limit` seconds.
+    """Runs `command`, and kills it with all that it started after `time_limit` seconds.
 
     Raises:
         CompilerError: it can't be started, fails or takes too long.
@@ -35,21 +35,21 @@ def run_compiler(command: Sequence[str], time_limit: float) -> None:
     except OSError as error:
         raise CompilerError(f"{command[0]} can't be started: {error.strerror}") from error
     try:
-        said = _output(process, time.monotonic() + time_limit)
+        output = _output(process, time.monotonic() + time_limit)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    if said is None:
+    if output is None:
         raise CompilerError(f"{command[0]} was given up after {time_limit:g} s")
     if process.returncode != 0:
-        raise CompilerError(f"{command[0]} failed: {_first_error(said.decode(errors='replace'))}")
+        raise CompilerError(f"{command[0]} failed: {_first_error(output.decode(errors='replace'))}")
 
 
 def _output(process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
-    """What the process says, or the beginning of it where it is much; None if the process has not ended in time."""
+    """The first 64 KiB that the process prints; None if it has not ended by the deadline."""
     assert process.stdout is not None
-    said = bytearray()
+    output = bytearray()
     with process.stdout as pipe:
         is_open = True
         while time.monotonic() < deadline:
@@ -57,15 +57,15 @@ def _output(process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
             ready = select.select([pipe] if is_open else [], [], [], 0 if has_ended else _POLL_SECONDS)[0]
             if ready:
                 data = os.read(pipe.fileno(), _KEPT_BYTES)
-                said += data[: _KEPT_BYTES - len(said)]
+                output += data[: _KEPT_BYTES - len(output)]
                 is_open = bool(data)
             elif has_ended:
-                return bytes(said)
+                return bytes(output)
             if has_ended and not is_open:
-                return bytes(said)
+                return bytes(output)
     return None
 
 
-def _first_error(said: str) -> str:
-    lines = said.strip().splitlines()
-    return next((line for line in lines if "error" in line), lines[-1] if lines else "without a word").strip()
+def _first_error(output: str) -> str:
+    lines = output.strip().splitlines()
+    return next((line for line in lines if "error" in line), lines[-1] if lines else "no output").strip()

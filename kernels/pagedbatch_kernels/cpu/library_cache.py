@@ -1,7 +1,7 @@
-"""Libraries that were built before: which may be loaded. Knows files and their owners, not what is in them.
+"""Finds libraries that were built before and may be loaded safely.
 
-A library is called STEM-DIGEST.so: the stem says what it was built from, the digest, SHA-256, is that of its bytes. So
-one that is cut or changed is found out without a second file, and one that appears under its name is whole.
+A library is named STEM-DIGEST.so: the stem identifies what it was built from, and the digest is the SHA-256 of its
+bytes, so that a truncated or modified file is recognised without a second file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ROOT = 0
 
 
 def why_unsafe(folder: Path) -> str | None:
-    """Why somebody else could put files into `folder`, or exchange it for another; None: nobody could."""
+    """Why another user could add files to `folder` or replace it; None: nobody could."""
     path = folder.resolve()
     found = path.stat()
     if found.st_uid != os.geteuid():
@@ -27,13 +27,13 @@ def why_unsafe(folder: Path) -> str | None:
         found = parent.stat()
         if found.st_uid not in (os.geteuid(), _ROOT):
             return f"{parent} belongs to another user"
-        if _others_write(found) and not found.st_mode & stat.S_ISVTX:  # in /tmp nobody may rename what is not theirs
+        if _others_write(found) and not found.st_mode & stat.S_ISVTX:  # in a sticky folder, others can't rename it
             return f"others can write to {parent}"
     return None
 
 
 def find(folder: Path, stem: str) -> Path | None:
-    """A library of that stem which the user owns, which nobody else can write, and whose bytes are as it was built."""
+    """A library of that stem that belongs to the user, that nobody else can write, and whose digest is right."""
     for path in sorted(folder.resolve().glob(f"{stem}-*.so")):
         with suppress(OSError):
             if path.name == _name(stem, _own_bytes(path)):
@@ -42,7 +42,7 @@ def find(folder: Path, stem: str) -> Path | None:
 
 
 def add(folder: Path, stem: str, made: Path) -> Path:
-    """Moves a library into the folder, which is on the same disk; returns where it is now."""
+    """Moves a library into the folder, which is on the same file system; returns its new path."""
     made.chmod(0o700)
     path = folder.resolve() / _name(stem, made.read_bytes())
     made.replace(path)
@@ -54,10 +54,10 @@ def _name(stem: str, data: bytes) -> str:
 
 
 def _own_bytes(path: Path) -> bytes:
-    """The contents of a file that is no link, is the user's own, and that nobody else can write.
+    """The contents of a regular file, not a link, that belongs to the user and that nobody else can write.
 
     Raises:
-        OSError: it is not, or can't be read.
+        OSError: it is another kind of file, or can't be read.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
@@ -68,14 +68,14 @@ def _own_bytes(path: Path) -> bytes:
 
 
 def _others_write(found: os.stat_result) -> bool:
-    """Whether anybody beside the owner may write; a group that the user is alone in is nobody else."""
+    """Whether anybody but the owner may write. A group with the user as its only member does not count."""
     if found.st_mode & stat.S_IWOTH:
         return True
     return bool(found.st_mode & stat.S_IWGRP) and not _is_own_group(found.st_gid)
 
 
 def _is_own_group(group_id: int) -> bool:
-    """Whether a group is the one that many systems make for each user: of the user's name, without other members."""
+    """Whether a group is the private one that many systems create per user: the user's name and no other members."""
     import grp
     import pwd
 

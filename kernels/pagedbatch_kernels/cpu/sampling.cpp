@@ -1,24 +1,27 @@
-// Draws from rows of scores, and the normalisers of rows of logits. Each row is one thread's, whole.
+// Sampling with temperature, top-k, top-p and min-p, and the logsumexp that turns logits into logprobs.
 //
-// A row's result depends on nothing but the row: neither on the batch nor on the number of threads.
+//   sample:    token_ids drawn from softmax(logits / temperature), truncated, by inverting the CDF at given uniforms
+//   logsumexp: float [batch_size] of logits [batch_size, vocab_size]
+//
+// Logits are float or bfloat16. One thread per position: its result depends neither on its batch nor on the threads.
 
 #include <cmath>
 
-#include "weights.h"
+#include "export.h"
+#include "token_probs.h"
 
 namespace pagedbatch {
 
-//! The arguments of `draw`, field by field those of `rows.Draw` in Python. Arrays have an entry a row.
-struct Draw {
-  const void* scores;  // [num_rows, size], rows `stride` elements apart
-  const float* temperatures;  // 0: the likeliest token, the first of equals
-  const int64_t* top_k;
-  const double* top_p;
-  const float* min_p;
-  const int64_t* starts;  // [num_rows + 1], each row's stretch of `points` and `token_ids`
-  const double* points;
-  int64_t* token_ids;
-  int64_t num_rows, size, stride;
+struct SampleArgs {
+  const void* logits;         // [batch_size, vocab_size], positions `stride` elements apart
+  const float* temperatures;  // [batch_size]; 0: argmax, the first among ties
+  const int64_t* top_k;       // [batch_size]; 0 or less, or vocab_size and more: off
+  const double* top_p;        // [batch_size]; 1: off
+  const float* min_p;         // [batch_size]; 0: off
+  const int64_t* starts;      // [batch_size + 1]: position i draws uniforms[starts[i]:starts[i + 1]]
+  const double* uniforms;     // in [0, 1)
+  int64_t* token_ids;         // one per uniform
+  int64_t batch_size, vocab_size, stride;
   int32_t is_bfloat16;
   int32_t num_threads;
 };
@@ -26,87 +29,84 @@ struct Draw {
 namespace {
 
 template <class T>
-float log_normaliser(const T* logits, int64_t size) {
+float logsumexp(const T* logits, int64_t vocab_size) {
   constexpr int64_t SPAN = 256;
-  const float top = largest_of(logits, size);
+  const float top = max_of(logits, vocab_size);
   double total = 0;
-  for (int64_t span = 0; span < size; span += SPAN) {
-    const int64_t end = std::min(size, span + SPAN);
+  for (int64_t span = 0; span < vocab_size; span += SPAN) {
+    const int64_t end = std::min(vocab_size, span + SPAN);
     Vec sums{};
     int64_t i = span;
     for (; i + LANES <= end; i += LANES) sums += exp(load(logits + i) - top);
     if (i < end) {
       const Vec powers = exp(load(logits + i, end - i) - top);
-      sums += lane_numbers() < int32_t(end - i) ? powers : Vec{};
+      sums += lane_indices() < int32_t(end - i) ? powers : Vec{};
     }
-    total += sum(sums);
+    total += reduce_sum(sums);
   }
   return top + std::log(total);
 }
 
 template <class T>
-int64_t first_largest(const T* scores, int64_t size) {
-  const float top = largest_of(scores, size);
+int64_t argmax(const T* logits, int64_t vocab_size) {
+  const float top = max_of(logits, vocab_size);
   int64_t i = 0;
-  while (i + LANES <= size && !any(load(scores + i) == top)) i += LANES;
-  for (; i < size; ++i) {
-    if (to_float(scores[i]) == top) return i;
+  while (i + LANES <= vocab_size && !any(load(logits + i) == top)) i += LANES;
+  for (; i < vocab_size; ++i) {
+    if (to_float(logits[i]) == top) return i;
   }
   return 0;
 }
 
 template <class T>
-void draw_row(const Draw& draw, int64_t row, Weights& weights) {
-  const T* scores = (const T*)draw.scores + row * draw.stride;
-  const int64_t begin = draw.starts[row], end = draw.starts[row + 1];
-  if (draw.temperatures[row] == 0.0f) {
-    std::fill(draw.token_ids + begin, draw.token_ids + end, first_largest(scores, draw.size));
+void sample(const SampleArgs& args, int64_t i, TokenProbs& probs) {
+  const T* logits = (const T*)args.logits + i * args.stride;
+  const int64_t begin = args.starts[i], end = args.starts[i + 1];
+  if (args.temperatures[i] == 0.0f) {
+    std::fill(args.token_ids + begin, args.token_ids + end, argmax(logits, args.vocab_size));
     return;
   }
-  weights.take(scores, draw.temperatures[row]);
-  const int64_t top_k = draw.top_k[row];
-  if (0 < top_k && top_k < draw.size) weights.keep_top_k(top_k);
-  if (draw.top_p[row] < 1.0) weights.keep_top_p(draw.top_p[row]);
-  if (draw.min_p[row] > 0.0f) weights.keep_min_p(draw.min_p[row]);
-  weights.sum_up();
-  for (int64_t i = begin; i < end; ++i) draw.token_ids[i] = weights.draw(draw.points[i]);
+  probs.softmax(logits, args.temperatures[i]);
+  const int64_t top_k = args.top_k[i];
+  if (0 < top_k && top_k < args.vocab_size) probs.top_k(top_k);
+  if (args.top_p[i] < 1.0) probs.top_p(args.top_p[i]);
+  if (args.min_p[i] > 0.0f) probs.min_p(args.min_p[i]);
+  probs.build_cdf();
+  for (int64_t j = begin; j < end; ++j) args.token_ids[j] = probs.sample(args.uniforms[j]);
 }
 
 template <class T>
-void draw_rows(const Draw& draw) {
-#pragma omp parallel num_threads(draw.num_threads) if (draw.num_rows > 1)
+void sample(const SampleArgs& args) {
+#pragma omp parallel num_threads(args.num_threads) if (args.batch_size > 1)
   {
-    Weights weights(draw.size);
+    TokenProbs probs(args.vocab_size);
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t row = 0; row < draw.num_rows; ++row) draw_row<T>(draw, row, weights);
+    for (int64_t i = 0; i < args.batch_size; ++i) sample<T>(args, i, probs);
   }
 }
 
 template <class T>
-void log_normalisers(const T* logits, float* to, int64_t num_rows, int64_t size, int64_t stride, int num_threads) {
-#pragma omp parallel for num_threads(num_threads) if (num_rows > 1)
-  for (int64_t row = 0; row < num_rows; ++row) to[row] = log_normaliser(logits + row * stride, size);
+void logsumexp(const T* logits, float* output, int64_t batch_size, int64_t vocab_size, int64_t stride,
+               int num_threads) {
+#pragma omp parallel for num_threads(num_threads) if (batch_size > 1)
+  for (int64_t i = 0; i < batch_size; ++i) output[i] = logsumexp(logits + i * stride, vocab_size);
 }
 
 }  // namespace
 }  // namespace pagedbatch
 
-using pagedbatch::BFloat16;
+using namespace pagedbatch;
 
-//! The logsumexp of each row of `logits` [num_rows, size]; NaN where a row holds NaN, +inf, or nothing but -inf.
-extern "C" void pagedbatch_log_normalisers(const void* logits, float* to, int64_t num_rows, int64_t size,
-                                           int64_t stride, int32_t is_bfloat16, int32_t num_threads) {
-  if (is_bfloat16) {
-    pagedbatch::log_normalisers((const BFloat16*)logits, to, num_rows, size, stride, num_threads);
-  } else {
-    pagedbatch::log_normalisers((const float*)logits, to, num_rows, size, stride, num_threads);
-  }
+PAGEDBATCH_EXPORT_SIZE(SampleArgs)
+
+//! NaN for a position that holds NaN, +inf, or nothing but -inf.
+extern "C" void pagedbatch_logsumexp(const void* logits, float* output, int64_t batch_size, int64_t vocab_size,
+                                     int64_t stride, int32_t is_bfloat16, int32_t num_threads) {
+  dispatch_dtype(is_bfloat16, [=](auto t) {
+    logsumexp((const decltype(t)*)logits, output, batch_size, vocab_size, stride, num_threads);
+  });
 }
 
-extern "C" void pagedbatch_draw(const pagedbatch::Draw* draw) {
-  if (draw->is_bfloat16) {
-    pagedbatch::draw_rows<BFloat16>(*draw);
-  } else {
-    pagedbatch::draw_rows<float>(*draw);
-  }
+extern "C" void pagedbatch_sample(const SampleArgs* args) {
+  dispatch_dtype(args->is_bfloat16, [=](auto t) { sample<decltype(t)>(*args); });
 }

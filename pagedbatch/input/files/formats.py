@@ -14,7 +14,7 @@ from pagedbatch.input.files.json_values import end_of_value, read_array, read_ob
 from pagedbatch.input.files.jsonl import WHITE_SPACE, parse_value, read_jsonl
 from pagedbatch.input.files.text_lines import read_text
 from pagedbatch.input.row import RawRow
-from pagedbatch.settings import DELIMITERS
+from pagedbatch.readers import DELIMITERS
 
 Kind = Literal["jsonl", "csv", "text", "array", "objects"]
 

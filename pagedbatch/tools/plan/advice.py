@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pagedbatch.settings import parse_size
+from pagedbatch.settings import OPTIONS
 from pagedbatch.tools.plan.forecast import Forecast
 
 #: The slots that a sequence may take in the advised blocks, as a multiple of those that it takes in the best blocks.
@@ -43,7 +43,7 @@ def blocks_wanted(longest: Forecast, max_width: int) -> int:
 def advise(longest: Forecast, max_width: int, token_bytes: int) -> Advice:
     """That pool, with blocks of the size that `longest` has."""
     kv_memory = _rounded_up(blocks_wanted(longest, max_width) * longest.block_size * token_bytes)
-    return Advice(longest.block_size, parse_size("kv_memory", kv_memory), kv_memory)
+    return Advice(longest.block_size, OPTIONS["kv_memory"].checked(kv_memory), kv_memory)
 
 
 def _rounded_up(num_bytes: int) -> str:

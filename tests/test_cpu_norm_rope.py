@@ -6,7 +6,7 @@ import pytest
 import torch
 from pagedbatch_kernels.cpu.backend import CpuBackend
 from pagedbatch_kernels.cpu.build import can_load
-from pagedbatch_kernels.cpu.layers import LayerOps
+from pagedbatch_kernels.cpu.norm_rope import NormRope
 from pagedbatch_kernels.interface import CacheShape
 from torch import Tensor
 
@@ -18,8 +18,8 @@ DTYPES = list(TOLERANCE)
 
 
 @pytest.fixture(scope="module")
-def ops() -> LayerOps:
-    return LayerOps(lambda line: None)
+def ops() -> NormRope:
+    return NormRope(lambda line: None)
 
 
 def normed(values: Tensor, weight: Tensor | None) -> Tensor:
@@ -31,7 +31,7 @@ def normed(values: Tensor, weight: Tensor | None) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 15, 64, 577])
-def test_rms_norm(ops: LayerOps, dtype: torch.dtype, size: int) -> None:
+def test_rms_norm(ops: NormRope, dtype: torch.dtype, size: int) -> None:
     values, weight = torch.randn(9, size).to(dtype), torch.randn(size).to(dtype)
     torch.testing.assert_close(ops.rms_norm(values, weight, 1e-5).float(), normed(values, weight), **TOLERANCE[dtype])
 
@@ -40,26 +40,26 @@ def test_rms_norm(ops: LayerOps, dtype: torch.dtype, size: int) -> None:
 @pytest.mark.parametrize("head_size", [2, 34, 64])
 @pytest.mark.parametrize("rotates", [True, False])
 @pytest.mark.parametrize("has_norms", [True, False])
-def test_rotate_and_store(ops: LayerOps, dtype: torch.dtype, head_size: int, rotates: bool, has_norms: bool) -> None:
+def test_rope_and_write_kv(ops: NormRope, dtype: torch.dtype, head_size: int, rotates: bool, has_norms: bool) -> None:
     num_heads, num_kv_heads, slots = 6, 2, torch.tensor([33, 0, 17, 5, 47])
     qkv = torch.randn(len(slots), num_heads + 2 * num_kv_heads, head_size).to(dtype)
     cache = torch.full((2, 6, 8, num_kv_heads, head_size), 7.0, dtype=dtype)
-    cosine, sine = torch.randn(2, len(slots), head_size).to(dtype)
+    cos, sin = torch.randn(2, len(slots), head_size).to(dtype)
     norms = torch.randn(2, head_size).to(dtype) if has_norms else (None, None)
 
-    def turned(heads: Tensor, norm: Tensor | None) -> Tensor:
+    def rotated(heads: Tensor, norm: Tensor | None) -> Tensor:
         heads = normed(heads, norm)
         if not rotates:
             return heads
         first, second = heads.chunk(2, dim=-1)
         halves = torch.cat([-second, first], dim=-1)
-        return heads * cosine.float().unsqueeze(1) + halves * sine.float().unsqueeze(1)
+        return heads * cos.float().unsqueeze(1) + halves * sin.float().unsqueeze(1)
 
     queries, keys, values = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
-    expected_queries, expected_keys = turned(queries, norms[0]), turned(keys, norms[1])
+    expected_queries, expected_keys = rotated(queries, norms[0]), rotated(keys, norms[1])
     values = values.clone()
-    ops.rotate_and_store(
-        qkv, cache, slots, (cosine, sine) if rotates else None, query_norm=norms[0], key_norm=norms[1], epsilon=1e-5
+    ops.rope_and_write_kv(
+        qkv, cache, slots, (cos, sin) if rotates else None, q_norm=norms[0], k_norm=norms[1], epsilon=1e-5
     )
     # A difference of two products may cancel: what is left is off by the rounding of the products.
     tolerance = {**TOLERANCE[dtype], "atol": 1e-5}
@@ -74,7 +74,7 @@ def test_rotate_and_store(ops: LayerOps, dtype: torch.dtype, head_size: int, rot
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [16, 48])
-def test_a_packed_cache_gets_the_same(ops: LayerOps, dtype: torch.dtype, block_size: int) -> None:
+def test_a_packed_cache_gets_the_same(ops: NormRope, dtype: torch.dtype, block_size: int) -> None:
     """Enough tokens for two threads, neighbours among them, which share words of V; other slots stay as they were."""
     head_size, num_heads, num_kv_heads, num_blocks = 32, 6, 2, 20
     slots = torch.cat([torch.arange(100, 150), torch.randperm(100)[:40], torch.tensor([num_blocks * block_size - 1])])
@@ -85,31 +85,31 @@ def test_a_packed_cache_gets_the_same(ops: LayerOps, dtype: torch.dtype, block_s
     shape = CacheShape(2, block_size, num_kv_heads, head_size)
     packed, expected = backend.allocate_cache(shape, num_blocks, dtype, torch.device("cpu")).fill_(7.0)
 
-    ops.rotate_and_store(qkv.clone(), rows, slots, (rotation[0], rotation[1]))
-    ops.rotate_and_store(qkv.clone(), packed, slots, (rotation[0], rotation[1]))
+    ops.rope_and_write_kv(qkv.clone(), rows, slots, (rotation[0], rotation[1]))
+    ops.rope_and_write_kv(qkv.clone(), packed, slots, (rotation[0], rotation[1]))
 
     backend.write_kv(*rows.flatten(1, 2), expected, torch.arange(num_blocks * block_size))
     assert packed.dim() == rows.dim() + 1
     assert torch.equal(packed, expected)
 
 
-def test_a_row_is_the_same_in_any_batch(ops: LayerOps) -> None:
+def test_a_row_is_the_same_in_any_batch(ops: NormRope) -> None:
     values, weight = torch.randn(500, 576), torch.randn(576)
     alone = torch.cat([ops.rms_norm(row.unsqueeze(0), weight, 1e-5) for row in values])
     assert torch.equal(ops.rms_norm(values, weight, 1e-5), alone)
 
 
-def test_a_slot_outside_the_cache_writes_nothing(ops: LayerOps) -> None:
+def test_a_slot_outside_the_cache_writes_nothing(ops: NormRope) -> None:
     qkv, cache = torch.randn(2, 4, 8), torch.zeros(2, 3, 4, 1, 8)
     before = qkv.clone()
     for slot in (-1, 12):
         with pytest.raises(IndexError, match="outside the 12"):
-            ops.rotate_and_store(qkv, cache, torch.tensor([0, slot]), None)
+            ops.rope_and_write_kv(qkv, cache, torch.tensor([0, slot]), None)
     assert torch.equal(qkv, before)
     assert not cache.any()
 
 
-def test_what_does_not_fit_is_refused(ops: LayerOps) -> None:
+def test_what_does_not_fit_is_refused(ops: NormRope) -> None:
     with pytest.raises(ValueError, match="expected contiguous"):
         ops.rms_norm(torch.randn(2, 8), torch.randn(7), 1e-5)
     with pytest.raises(ValueError, match="expected contiguous"):
@@ -117,6 +117,6 @@ def test_what_does_not_fit_is_refused(ops: LayerOps) -> None:
     with pytest.raises(ValueError, match="float32 or bfloat16"):
         ops.rms_norm(torch.randn(2, 8).half(), torch.randn(8).half(), 1e-5)
     with pytest.raises(ValueError, match="expected a cache of"):
-        ops.rotate_and_store(torch.randn(2, 4, 8), torch.zeros(2, 3, 4, 1, 8).bfloat16(), torch.tensor([0, 1]), None)
+        ops.rope_and_write_kv(torch.randn(2, 4, 8), torch.zeros(2, 3, 4, 1, 8).bfloat16(), torch.tensor([0, 1]), None)
     with pytest.raises(ValueError, match="head size 8, 16 in the cache"):
-        ops.rotate_and_store(torch.randn(2, 4, 8), torch.zeros(2, 3, 4, 1, 16), torch.tensor([0, 1]), None)
+        ops.rope_and_write_kv(torch.randn(2, 4, 8), torch.zeros(2, 3, 4, 1, 16), torch.tensor([0, 1]), None)
