@@ -29,7 +29,8 @@ def full_stats() -> dict[str, Any]:
     stats: dict[str, Any] = json.loads(json.dumps(run_stats()))
     held = [{"row": 0, "num_blocks": 3, "runs": [[0, 2], [-1, 1]]}]
     stats["memory"]["peak_map"] = {"live_blocks": 2, "num_sequences": 1, "held": held}
-    stats["workers"] = [_WORKER | {"memory": stats["memory"], "time": stats["time"]}]
+    pool = {name: value for name, value in stats["memory"].items() if name not in ("contiguous", "peak_map")}
+    stats["workers"] = [_WORKER | {"memory": pool, "time": stats["time"]}]
     return stats
 
 
@@ -107,7 +108,7 @@ def test_what_passes_can_be_merged(path: tuple[Any, ...], value: Any) -> None:
         (("timeline", 1, "logical"), 3, "timeline.1.logical is less than its blocks"),
         (("timeline",), {}, "timeline is not a list"),
         (("settings", "model"), "M", "settings.model is not an object"),
-        (("versions", "torch"), 2, "versions.torch is of a wrong type"),
+        (("versions", "torch"), 2, "versions.torch is not text"),
         (("lengths", "prompt", "histogram"), [[1, 2]], "lengths.prompt.histogram.0 is not a list of 3"),
         (
             ("memory", "peak_map", "held", 0, "runs"),
@@ -121,6 +122,28 @@ def test_what_passes_can_be_merged(path: tuple[Any, ...], value: Any) -> None:
 def test_the_first_key_that_does_not_fit_is_named(path: tuple[Any, ...], value: Any, message: str) -> None:
     assert problem(FULL) is None
     assert problem(changed(FULL, path, value)) == message
+
+
+@pytest.mark.parametrize("stats", [FULL, PART], ids=["workers", "shard"])
+def test_what_was_read_is_written_again_in_the_same_order(stats: dict[str, Any]) -> None:
+    written = Stats.from_json(stats).to_json()
+    assert written == stats
+    for section in ("rows", "throughput", "memory", "time"):
+        assert list(written[section]) == list(stats[section])
+
+
+def test_keys_that_a_newer_version_wrote_are_ignored() -> None:
+    newer = changed(changed(FULL, ("new",), [1]), ("memory", "new"), {"a": None})
+    assert Stats.from_json(newer) == Stats.from_json(FULL)
+
+
+def test_keys_that_an_older_version_did_not_write_have_defaults() -> None:
+    older = FULL
+    for path in (("lengths",), ("workers",), ("memory", "failed_steps"), ("memory", "swap_seconds")):
+        older = changed(older, path, ...)
+    stats = Stats.from_json(older)
+    assert (stats.lengths, stats.workers, stats.memory.failed_steps, stats.memory.swap_seconds) == (None, None, 0, None)
+    assert "swap_seconds" not in stats.to_json()["memory"]
 
 
 def test_shards_are_looked_into() -> None:

@@ -170,7 +170,7 @@ def simulate(**flags: Any) -> int:
 
 
 def _settings(own: SimulateOptions, flags: dict[str, Any], config: EngineConfig) -> dict[str, Setting]:
-    """Each setting's value and source, and what those came to that were left open."""
+    """Each setting's value and source, and what those stood for that were left open."""
     used = {"num_blocks": config.num_blocks, "max_model_len": config.max_model_len}
     settings = {}
     for name, value in asdict(own).items():

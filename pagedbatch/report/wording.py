@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagedbatch.stats.schema import Memory, PoolMemory, Setting, Stats
+from pagedbatch.stats.schema import KV_SHARES, Memory, PoolMemory, Setting, Stats
 from pagedbatch.wording import plural, sized
 
 
@@ -26,16 +26,10 @@ def kv_shares(memory: Memory) -> dict[str, dict[str, float]]:
     if memory.kv_used is None or not memory.contiguous.num_sequences:
         return {}
     own = {"used": memory.kv_used, "reserved": 0.0, "internal": 1 - memory.kv_used, "external": 0.0}
-    contiguous = {
-        f"contiguous {name}": {
-            "used": use.used,
-            "reserved": use.reserved,
-            "internal": use.internal,
-            "external": use.external,
-        }
-        for name, use in memory.contiguous.schemes().items()
-    }
-    return {"paged, this run": own, **contiguous}
+    bars = {"paged, this run": own}
+    for name, use in memory.contiguous.schemes().items():
+        bars[f"contiguous {name}"] = {share: getattr(use, share) for share in KV_SHARES}
+    return bars
 
 
 def ordered_settings(stats: Stats) -> list[tuple[str, Setting]]:

@@ -9,6 +9,8 @@ from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Self, Union, get_args, get_origin, get_type_hints
 
+_CALLED = {dict: "an object", list: "a list", str: "text", bool: "true or false"}
+
 
 class RecordError(ValueError):
     """JSON that does not fit a record. The message names the first such key: `rows.ok is missing`."""
@@ -110,25 +112,22 @@ def _read(kind: Any, value: Any, place: str) -> Any:
         return _read_number(args[0], args[1], value, place)
     if origin in (Union, UnionType):
         return None if value is None else _read(args[0], value, place)
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise RecordError(f"{place} is not an object")
-        return {name: _read(args[1], item, f"{place}.{name}") for name, item in value.items()}
-    if origin is list:
-        if not isinstance(value, list):
-            raise RecordError(f"{place} is not a list")
-        return [_read(args[0], item, f"{place}.{number}") for number, item in enumerate(value)]
+    if kind is Any:
+        return value
+    if isinstance(kind, type) and issubclass(kind, Record):
+        return kind.from_json(value, place)
     if origin is tuple:
         if not isinstance(value, list) or len(value) != len(args):
             raise RecordError(f"{place} is not a list of {len(args)}")
         pairs = enumerate(zip(args, value, strict=True))
         return tuple(_read(inner, item, f"{place}.{number}") for number, (inner, item) in pairs)
-    if kind is Any:
-        return value
-    if issubclass(kind, Record):
-        return kind.from_json(value, place)
-    if not isinstance(value, kind):
-        raise RecordError(f"{place} is of a wrong type")
+    expected: Any = origin or kind
+    if not isinstance(value, expected):
+        raise RecordError(f"{place} is not {_CALLED[expected]}")
+    if origin is dict:
+        return {name: _read(args[1], item, f"{place}.{name}") for name, item in value.items()}
+    if origin is list:
+        return [_read(args[0], item, f"{place}.{number}") for number, item in enumerate(value)]
     return value
 
 

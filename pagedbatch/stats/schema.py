@@ -21,8 +21,6 @@ Seconds = Annotated[float, Number("seconds")]
 Share = Annotated[float, Number("share, 0 to 1", most=1)]
 Count = Annotated[int, Number("count")]
 
-#: The states of a block, in the order in which reports stack them. They add up to the pool.
-BLOCK_STATES = ("private", "shared", "cached", "free")
 #: Where a contiguous system's memory goes, in the order of the paper's figure 2. They add up to 1.
 KV_SHARES = ("used", "reserved", "internal", "external")
 
@@ -72,25 +70,14 @@ class Throughput(Record):
     output_tokens_per_second: Annotated[float, Number("tokens/second")] = key("`output_tokens / seconds`")
 
     @classmethod
-    def of(
-        cls,
-        *,
-        startup_seconds: float,
-        seconds: float,
-        prompt_tokens: int,
-        output_tokens: int,
-        steps: int | None = None,
-        longest_shard_seconds: float | None = None,
-    ) -> Throughput:
-        """Rounds the times and computes the speed."""
+    def of(cls, *, startup_seconds: float, seconds: float, output_tokens: int, **others: Any) -> Throughput:
+        """Rounds the times and computes the speed; `others` are further keys."""
         return cls(
             startup_seconds=round(startup_seconds, 4),
             seconds=round(seconds, 4),
-            steps=steps,
-            longest_shard_seconds=longest_shard_seconds,
-            prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
             output_tokens_per_second=round(output_tokens / seconds, 3) if seconds else 0.0,
+            **others,
         )
 
 

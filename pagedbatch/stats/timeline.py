@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from pagedbatch.outputs import StepSnapshot
-from pagedbatch.stats.schema import BLOCK_STATES, TimelinePoint
+from pagedbatch.outputs import BLOCK_STATES, StepSnapshot
+from pagedbatch.stats.schema import TimelinePoint
 
 MAX_POINTS = 512
 

@@ -9,11 +9,12 @@ from functools import partial
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator, PercentFormatter
 
+from pagedbatch.outputs import BLOCK_STATES
 from pagedbatch.report.html import block_map
 from pagedbatch.report.html.canvas import legend, picture
 from pagedbatch.report.html.palette import colour
 from pagedbatch.report.wording import kv_shares
-from pagedbatch.stats.schema import BLOCK_STATES, KV_SHARES, LengthCounts, Memory, Stats, Time, TimelinePoint
+from pagedbatch.stats.schema import KV_SHARES, LengthCounts, Memory, Stats, Time, TimelinePoint
 from pagedbatch.wording import duration
 
 #: A share narrower than this has no room for its number.

@@ -33,26 +33,31 @@ class ScriptedRequest:
     is_clamped: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Simulated:
-    """The result of a simulation.
+    """The result of a simulation: its account, and counts of requests, steps and tokens.
 
-    `first_error` is the message of the first request that could not run. `mean_groups` is the number of requests that
-    ran at once, averaged over steps, and `peak_groups` its maximum.
+    `first_error` is the message of the first request that could not run. `sum_groups` adds up the requests that ran in
+    each step, `peak_groups` is the maximum.
     """
 
     account: MemoryAccount
-    num_ok: int
-    num_error: int
-    first_error: str | None
-    num_cut: int
-    num_clamped: int
-    num_steps: int
-    mean_groups: float
-    peak_groups: int
-    prompt_tokens: int
-    output_tokens: int
-    seconds: float
+    num_ok: int = 0
+    num_error: int = 0
+    first_error: str | None = None
+    num_cut: int = 0
+    num_clamped: int = 0
+    num_steps: int = 0
+    sum_groups: int = 0
+    peak_groups: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def mean_groups(self) -> float:
+        """Requests that ran at once, averaged over steps."""
+        return self.sum_groups / self.num_steps if self.num_steps else 0.0
 
 
 def simulate(
@@ -74,11 +79,9 @@ def simulate(
         block_bytes=block_bytes,
         max_num_seqs=config.max_num_seqs,
     )
+    found = Simulated(account)
     waiting = iter(requests)
     inside: dict[int, GenerationParams] = {}
-    num_ok = num_error = num_cut = num_clamped = num_steps = prompt_tokens = output_tokens = 0
-    sum_groups = peak_groups = 0
-    first_error: str | None = None
     began = time.perf_counter()
     while True:
         while engine.num_unfinished < _WINDOW * config.max_num_seqs:
@@ -86,46 +89,33 @@ def simulate(
             if arrived is None:
                 break
             request = _stripped(arrived.request)
-            num_cut += arrived.is_cut
-            num_clamped += arrived.is_clamped
+            found.num_cut += arrived.is_cut
+            found.num_clamped += arrived.is_clamped
             lengths[request.request_id] = arrived.lengths
             inside[request.request_id] = request.params
             engine.add(request)
         if not engine.has_unfinished:
             break
         step = engine.step()
-        num_steps += 1
+        found.num_steps += 1
         if step.snapshot is not None:
             account.observe(step.snapshot)
-            sum_groups += step.snapshot.running_groups
-            peak_groups = max(peak_groups, step.snapshot.running_groups)
+            found.sum_groups += step.snapshot.running_groups
+            found.peak_groups = max(found.peak_groups, step.snapshot.running_groups)
         for output in step.finished:
             params = inside.pop(output.request_id)
             del lengths[output.request_id]
             if output.error is not None:
-                num_error += 1
-                first_error = first_error or f"request {output.request_id}: {output.error}"
+                found.num_error += 1
+                found.first_error = found.first_error or f"request {output.request_id}: {output.error}"
                 continue
-            num_ok += 1
-            prompt_tokens += output.num_prompt_tokens
-            output_tokens += output.num_output_tokens
+            found.num_ok += 1
+            found.prompt_tokens += output.num_prompt_tokens
+            found.output_tokens += output.num_output_tokens
             account.row_finished(output, params, config.max_model_len)
     account.close(engine.pool_counts())
-    seconds = time.perf_counter() - began
-    return Simulated(
-        account=account,
-        num_ok=num_ok,
-        num_error=num_error,
-        first_error=first_error,
-        num_cut=num_cut,
-        num_clamped=num_clamped,
-        num_steps=num_steps,
-        mean_groups=sum_groups / num_steps if num_steps else 0.0,
-        peak_groups=peak_groups,
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
-        seconds=seconds,
-    )
+    found.seconds = time.perf_counter() - began
+    return found
 
 
 def _stripped(request: Request) -> Request:
