@@ -37,7 +37,7 @@ def memory(means: tuple[float, float], count: int, sigma: float, *, beams: int =
     return simulate(scripted, config).account.memory()
 
 
-def row(what: str, ours: list[float], paper: str) -> None:
+def line(what: str, ours: list[float], paper: str) -> None:
     print(f"| {what} | {' / '.join(f'{100 * each:.1f}' for each in ours)} | {paper} |", flush=True)
 
 
@@ -47,15 +47,15 @@ def sampling() -> None:
         return [each.sharing_saving for each in found]
 
     paper = " / ".join(map(str, ALPACA_SAVES))
-    row("Alpaca, n = 2 / 4 / 6", saving(ALPACA, 1000), paper)
-    row("the same, each sample ending by itself", saving(ALPACA, 1000, independent=True), paper)
-    row("ShareGPT, n = 2 / 4 / 6", saving(SHAREGPT, 600), "16.2 to 30.5")
+    line("Alpaca, n = 2 / 4 / 6", saving(ALPACA, 1000), paper)
+    line("the same, each sample ending by itself", saving(ALPACA, 1000, independent=True), paper)
+    line("ShareGPT, n = 2 / 4 / 6", saving(SHAREGPT, 600), "16.2 to 30.5")
 
 
 def contiguous() -> None:
     found = memory(SHAREGPT, 300, SIGMA[SHAREGPT])
     used = [*(use.used for use in found.contiguous.schemes().values()), found.kv_used]
-    row(f"ShareGPT, KV used: {' / '.join(KV_USED)}", used, " / ".join(map(str, KV_USED.values())))
+    line(f"ShareGPT, KV used: {' / '.join(KV_USED)}", used, " / ".join(map(str, KV_USED.values())))
 
 
 def beams() -> None:
@@ -64,7 +64,7 @@ def beams() -> None:
     for sigma in (0.0, 0.5, 1.0):
         found = [memory(ALPACA, 200, sigma, beams=width) for width in NUMBERS]
         saving = [1 - each.mean_live_blocks / each.mean_logical_blocks for each in found]
-        row(f"Alpaca, 2 / 4 / 6 beams, simulated, sigma {sigma}", saving, paper)
+        line(f"Alpaca, 2 / 4 / 6 beams, simulated, sigma {sigma}", saving, paper)
 
 
 def real_beams(model: str, prompts: str, count: str = "24") -> None:
@@ -74,7 +74,7 @@ def real_beams(model: str, prompts: str, count: str = "24") -> None:
     lengths = scripted(tokenizer, prompts, int(count))
     saving = [search(runner, lengths, width)[0] for width in NUMBERS]
     mean_in, mean_out = (sum(each) / len(lengths) for each in zip(*((len(p), o) for p, o in lengths), strict=True))
-    row(
+    line(
         f"real searches, {len(lengths)} prompts, {mean_in:.0f} tokens in, {mean_out:.0f} out",
         saving,
         " / ".join(map(str, BEAMS_SAVE)),

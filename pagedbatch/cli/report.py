@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pagedbatch.errors import UsageError
-from pagedbatch.output.stats_file import read_stats
 from pagedbatch.printable import printable, printable_values
-from pagedbatch.stats.record import RecordError
-from pagedbatch.stats.schema import Stats
+
+if TYPE_CHECKING:
+    from pagedbatch.stats.schema import Stats
 
 
 def report(
@@ -83,6 +83,9 @@ def open_stats(path: Path) -> Stats:
     Raises:
         UsageError: it can't be read, or is not the stats of a run.
     """
+    from pagedbatch.output.stats_file import read_stats
+    from pagedbatch.stats.record import RecordError
+
     try:
         return read_stats(path)
     except OSError as error:

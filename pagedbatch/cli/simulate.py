@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pagedbatch.cli.flags import takes_options, values_of
 from pagedbatch.cli.terminal import say
@@ -16,7 +16,9 @@ from pagedbatch.options import like, option, options_of
 from pagedbatch.printable import printable_values
 from pagedbatch.readers import INT64, choice, count, integer, new_file, text
 from pagedbatch.settings import OPTIONS
-from pagedbatch.stats.schema import Setting
+
+if TYPE_CHECKING:
+    from pagedbatch.stats.schema import Setting
 
 _requests = partial(option, group="Requests")
 _model = partial(option, group="Model and device")
@@ -171,6 +173,8 @@ def simulate(**flags: Any) -> int:
 
 def _settings(own: SimulateOptions, flags: dict[str, Any], config: EngineConfig) -> dict[str, Setting]:
     """Each setting's value and source, and what those stood for that were left open."""
+    from pagedbatch.stats.schema import Setting
+
     used = {"num_blocks": config.num_blocks, "max_model_len": config.max_model_len}
     settings = {}
     for name, value in asdict(own).items():

@@ -78,18 +78,18 @@ def _over_time(points: Sequence[TimelinePoint], block_size: int, glyphs: Glyphs)
     if not points:
         return
 
-    def row(label: str, values: Sequence[float], word: Callable[[float], str], top: float | None = None) -> Text:
+    def line(label: str, values: Sequence[float], word: Callable[[float], str], top: float | None = None) -> Text:
         return _line(label, sparkline(values, CHART_BAR_WIDTH, glyphs, top).ljust(CHART_BAR_WIDTH), word(max(values)))
 
-    yield row("live blocks", [point.live for point in points], lambda v: f"up to {v:,.0f}")
+    yield line("live blocks", [point.live for point in points], lambda v: f"up to {v:,.0f}")
     if with_blocks := [point for point in points if point.live]:
         used = [point.kv_used(block_size) for point in with_blocks]
-        yield row("KV used", used, lambda v: f"up to {v:.1%}", top=1.0)
+        yield line("KV used", used, lambda v: f"up to {v:.1%}", top=1.0)
         saving = [point.sharing_saving for point in with_blocks]
-        yield row("sharing saving", saving, lambda v: f"up to {v:.1%}", top=1.0)
-    yield row("running sequences", [point.running for point in points], lambda v: f"up to {v:,.0f}")
-    yield row("waiting rows", [point.waiting for point in points], lambda v: f"up to {v:,.0f}")
-    yield row("tokens/s", _rates(points), lambda v: f"up to {v:,.0f}")
+        yield line("sharing saving", saving, lambda v: f"up to {v:.1%}", top=1.0)
+    yield line("running sequences", [point.running for point in points], lambda v: f"up to {v:,.0f}")
+    yield line("waiting rows", [point.waiting for point in points], lambda v: f"up to {v:,.0f}")
+    yield line("tokens/s", _rates(points), lambda v: f"up to {v:,.0f}")
     steps = sum(point.steps for point in points)
     yield Text(f"{'':<{CHART_LABEL_WIDTH}}{steps:,} steps, {duration(points[-1].seconds)}", style="dim")
 

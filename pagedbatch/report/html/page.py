@@ -101,10 +101,10 @@ def _settings(name: str, stats: Stats, named: bool) -> str:
     )
 
 
-def _lines(rows: Iterable[tuple[str, ...]]) -> str:
+def _lines(lines: Iterable[tuple[str, ...]]) -> str:
     return "".join(
         f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>\n'
-        for name, *cells in rows
+        for name, *cells in lines
     )
 
 

@@ -104,20 +104,20 @@ def _by_length(forecasts: Sequence[Forecast]) -> Table:
     """A column for each assumption, a line for each figure."""
     table = _table(*(each.outputs for each in forecasts), first="outputs")
 
-    def row(label: str, values: list[str]) -> None:
+    def line(label: str, values: list[str]) -> None:
         table.add_row(label, *values)
 
-    row("tokens per output", [f"{each.mean_output_tokens:,.0f}" for each in forecasts])
-    row("rows at once", [f"{each.mean_running_rows:,.1f}" for each in forecasts])
-    row("  at most", [f"{each.peak_running_rows:,}" for each in forecasts])
-    row("sequences at once", [f"{each.mean_running_sequences:,.1f}" for each in forecasts])
-    row("  at most", [f"{each.peak_running_sequences:,}" for each in forecasts])
-    row("blocks at peak", [f"{each.peak_live_blocks:,}" for each in forecasts])
-    row("  of the pool", [percent(each.peak_live_blocks / each.num_blocks) for each in forecasts])
-    row("sharing saves", [percent(each.sharing_saving) for each in forecasts])
-    row("prefixes found", [percent(each.prefix_hits) for each in forecasts])
-    row("KV that holds tokens", [percent(each.kv_used) for each in forecasts])
-    row("preemptions", [f"{each.preemptions:,}" for each in forecasts])
+    line("tokens per output", [f"{each.mean_output_tokens:,.0f}" for each in forecasts])
+    line("rows at once", [f"{each.mean_running_rows:,.1f}" for each in forecasts])
+    line("  at most", [f"{each.peak_running_rows:,}" for each in forecasts])
+    line("sequences at once", [f"{each.mean_running_sequences:,.1f}" for each in forecasts])
+    line("  at most", [f"{each.peak_running_sequences:,}" for each in forecasts])
+    line("blocks at peak", [f"{each.peak_live_blocks:,}" for each in forecasts])
+    line("  of the pool", [percent(each.peak_live_blocks / each.num_blocks) for each in forecasts])
+    line("sharing saves", [percent(each.sharing_saving) for each in forecasts])
+    line("prefixes found", [percent(each.prefix_hits) for each in forecasts])
+    line("KV that holds tokens", [percent(each.kv_used) for each in forecasts])
+    line("preemptions", [f"{each.preemptions:,}" for each in forecasts])
     return table
 
 
