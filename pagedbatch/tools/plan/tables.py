@@ -19,7 +19,7 @@ from pagedbatch.tools.plan.verdict import Scheme, Verdict
 from pagedbatch.wording import percent, plural, size
 
 _POOL_FROM = {"num_blocks": "--num-blocks", "kv_memory": "--kv-memory"}
-_UNKNOWN = "lengths are not known: --expect-tokens N gives the mean to expect"
+_UNKNOWN = "output lengths are unknown: give the expected mean with --expect-tokens N"
 
 
 def print_plan(plan: Plan, console: Console) -> None:
@@ -48,7 +48,7 @@ def _print_forecasts(plan: Plan, forecasts: Forecasts, console: Console) -> None
         console.print(Text(f"  {_UNKNOWN}", style="dim"))
     _title(console, "Block sizes", f"outputs: {forecasts.likely.outputs}; unlimited memory")
     console.print(_block_sizes(forecasts.by_block_size, forecasts.advice.block_size, plan.sizes.token_bytes))
-    _title(console, "The same pool, held otherwise", f"outputs: {forecasts.likely.outputs}")
+    _title(console, "The same memory, paged and contiguous", f"outputs: {forecasts.likely.outputs}")
     console.print(_schemes(forecasts.verdict.schemes, plan.sizes.token_bytes))
     console.print()
     console.print(_words(forecasts.verdict))
@@ -153,7 +153,7 @@ def _advice(forecasts: Forecasts, sizes: Sizes, nobody: str) -> Text:
     advice = forecasts.advice
     words = f"--block-size {advice.block_size} --kv-memory {advice.kv_memory}"
     if advice.kv_bytes <= sizes.usable_bytes:
-        return Text.assemble((words, "bold"), f": enough that {nobody} waits for memory, whatever the outputs.")
+        return Text.assemble((words, "bold"), f": enough that {nobody} waits for memory, however long the outputs are.")
     return Text.assemble(
         (f"--block-size {advice.block_size}", "bold"),
         f": that {nobody} waits for memory, the pool would have to be {advice.kv_memory}; a run takes at most ",

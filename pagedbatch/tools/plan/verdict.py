@@ -51,17 +51,16 @@ def judge(requests: Sequence[Request], expected: Forecast) -> Verdict:
     saving = expected.sharing_saving or 0.0
     shares = saving >= _MIN_SAVING
     rival = contiguous["oracle" if known else "max"]
+    against = []
     if not shares and expected.peak_running_sequences <= 1:
-        return Verdict(
-            False, NOTHING, [f"one sequence runs at a time and shares nothing: {_held(paged, rival)}"], schemes
-        )
-    if not shares and known and _are_alike(requests, expected.block_size):
-        alike = "every sequence will have one length, known beforehand, and they share nothing"
-        return Verdict(
-            False, NOTHING, [f"{alike}: a batch of exact regions wastes nothing", _fit(paged, rival)], schemes
-        )
-    if not shares and paged.fit < _MIN_GAIN * rival.fit:
-        return Verdict(False, NOTHING, [f"nothing is shared, and {_fit(paged, rival)}"], schemes)
+        against = [f"one sequence runs at a time and shares nothing: {_held(paged, rival)}"]
+    elif not shares and known and _are_alike(requests, expected.block_size):
+        alike = "all sequences will have the same length, known beforehand, and share nothing"
+        against = [f"{alike}: a batch of exact regions wastes nothing", _fit(paged, rival)]
+    elif not shares and paged.fit < _MIN_GAIN * rival.fit:
+        against = [f"nothing is shared, and {_fit(paged, rival)}"]
+    if against:
+        return Verdict(False, NOTHING, against, schemes)
     reasons = [f"sharing saves {percent(saving)} of the blocks"] if shares else ["nothing is shared"]
     reasons.append(_fit(paged, rival))
     if rival.at_once >= 0.98 * paged.at_once:
