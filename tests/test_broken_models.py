@@ -299,7 +299,7 @@ def test_a_generation_config_beside_a_shard(folder: Path) -> None:
 def test_how_the_library_would_run_a_model_does_not_matter(folder: Path, changes: dict[str, Any]) -> None:
     edit(folder / "config.json", **changes)
     loaded = load_all(folder)
-    engine = Engine(EngineConfig(num_blocks=8), ModelRunner.create(loaded, forward="plain", num_blocks=8))
+    engine = Engine(EngineConfig(num_blocks=8), ModelRunner.create(loaded, forward="hf", num_blocks=8))
     engine.add(Request(0, [1, 50, 60], GenerationParams(max_tokens=2)))
     while engine.has_unfinished:
         engine.step()

@@ -124,7 +124,7 @@ def yarn_path(rand_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -
     return path
 
 
-@pytest.mark.parametrize("forward", ["auto", "plain"])
+@pytest.mark.parametrize("forward", ["auto", "hf"])
 def test_logits_beyond_the_original_length(yarn_path: Path, forward: Any) -> None:
     """The prompt has 302 tokens where 256 were the original."""
     loaded = paged_model(yarn_path)

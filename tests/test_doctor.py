@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from pagedbatch.cli.app import app
 from pagedbatch.model.context_length import max_model_len
 from pagedbatch.model.model_config import model_facts
-from pagedbatch.model.support import common_window, sliding_windows, what_is_missing
+from pagedbatch.model.support import common_window, sliding_windows, unsupported_reason
 
 
 def test_a_supported_model(rand_model_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_a_supported_model(rand_model_path: Path) -> None:
     ],
 )
 def test_what_is_missing_is_said_in_words(model_type: str, reason: str) -> None:
-    missing = what_is_missing(AutoConfig.for_model(model_type))
+    missing = unsupported_reason(AutoConfig.for_model(model_type))
     assert missing is not None
     assert reason in missing
 

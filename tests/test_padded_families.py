@@ -74,7 +74,7 @@ def odd_model(family: str) -> LoadedModel:
 
 
 def logprobs(loaded: LoadedModel, mode: Callable[[], Any] = contextlib.nullcontext) -> list[float]:
-    runner = ModelRunner.create(loaded, forward="plain", block_size=8, num_blocks=8)
+    runner = ModelRunner.create(loaded, forward="hf", block_size=8, num_blocks=8)
     params = GenerationParams(logprobs=20)
     sequences = [ScheduledSequence(i, list(range(3 + i, 9 + 2 * i)), 0, [2 * i, 2 * i + 1]) for i in range(3)]
     samples = [SampleTask(row, params, 0, (0,), 0) for row in range(3)]

@@ -66,7 +66,7 @@ class GenerationDefaults:
     left_out: tuple[str, ...] = ()
 
 
-def take_over(config: Any, max_model_len: int) -> GenerationDefaults:
+def read_generation_defaults(config: Any, max_model_len: int) -> GenerationDefaults:
     """The defaults of a model of `max_model_len` tokens at most.
 
     Args:

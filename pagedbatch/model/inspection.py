@@ -12,7 +12,7 @@ from pagedbatch.model.loader import load_tokenizer, model_defaults, whole_config
 from pagedbatch.model.model_config import ModelFacts, model_facts
 from pagedbatch.model.model_files import ModelSource, find_model
 from pagedbatch.model.quantization import quantization_method, quantization_of, quantization_problem
-from pagedbatch.model.support import what_is_missing
+from pagedbatch.model.support import unsupported_reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def inspect_model(model: str, *, trust_remote_code: bool = False) -> Inspection:
     source = find_model(model)
     config = whole_config(source, trust_remote_code=trust_remote_code)
     text = config.get_text_config(decoder=True)
-    missing = what_is_missing(text)
+    missing = unsupported_reason(text)
     if missing is not None:
         return Inspection(text.model_type, (missing,))
     settings = quantization_of(config)

@@ -13,7 +13,7 @@ from pagedbatch_kernels.interface import Backend, CacheShape
 from torch import Tensor
 
 from pagedbatch.errors import UsageError
-from pagedbatch.model.transfer import send
+from pagedbatch.model.transfer import to_device
 from pagedbatch.step import BlockCopy
 
 #: Share of the memory that is free once the weights are loaded that the pool may take; the rest is for activations,
@@ -72,7 +72,7 @@ class KVCache:
 def _ids(copies: list[BlockCopy], device: torch.device) -> tuple[Tensor, Tensor]:
     """Source and destination ids on the device, which does not wait for them."""
     sources, targets = zip(*copies, strict=True)
-    return send(sources, torch.int64, device), send(targets, torch.int64, device)
+    return to_device(sources, torch.int64, device), to_device(targets, torch.int64, device)
 
 
 def cache_shape(config: Any, block_size: int) -> CacheShape:

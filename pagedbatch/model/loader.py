@@ -29,12 +29,12 @@ from pagedbatch.model.generation_defaults import (
     GenerationDefaults,
     check_generation_config,
     end_tokens,
-    take_over,
+    read_generation_defaults,
 )
 from pagedbatch.model.library_errors import one_line_errors, quiet
 from pagedbatch.model.model_files import CONFIG, ModelSource, find_model
 from pagedbatch.model.quantization import quantization_problem
-from pagedbatch.model.support import check_supported, common_window, what_is_missing
+from pagedbatch.model.support import check_supported, common_window, unsupported_reason
 from pagedbatch.model.tokenizer_files import load_tokenizer_of
 from pagedbatch.model.weight_files import subfolder_hint
 
@@ -102,7 +102,7 @@ def whole_config(source: ModelSource, *, trust_remote_code: bool = False) -> Any
     text = _text_part(config)
     if not isinstance(text, PretrainedConfig):
         raise UsageError(f"{place}: text_config is no part of a {config.model_type!r} model")
-    if what_is_missing(text) is None:
+    if unsupported_reason(text) is None:
         check_built_config(text, place)
     return config
 
@@ -163,7 +163,7 @@ def model_defaults(
     generation = GenerationDefaults()
     if use_generation_config:
         check_generation_config(raw, place)
-        generation = take_over(SimpleNamespace(**raw), longest)
+        generation = read_generation_defaults(SimpleNamespace(**raw), longest)
     dtype = getattr(config, "dtype", None)
     return ModelDefaults(
         generation=generation.values,

@@ -10,7 +10,7 @@ import torch
 from pagedbatch.model.context_length import context_length
 from pagedbatch.model.kv_cache import cache_shape
 from pagedbatch.model.library_errors import one_line_errors, quiet
-from pagedbatch.model.support import sliding_windows, what_is_missing
+from pagedbatch.model.support import sliding_windows, unsupported_reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def model_facts(config: Any) -> ModelFacts:
     dtype = getattr(config, "dtype", None)
     return ModelFacts(
         model_type=config.model_type,
-        missing=what_is_missing(config),
+        missing=unsupported_reason(config),
         num_layers=shape.num_layers,
         num_heads=config.num_attention_heads,
         num_kv_heads=shape.num_kv_heads,

@@ -17,7 +17,7 @@ from pagedbatch_kernels.sampling import SamplingOps
 from pagedbatch.model.attention import PagedAttention
 from pagedbatch.model.backends import choose_backend, choose_sampling_ops
 from pagedbatch.model.forward import ForwardName, choose_forward
-from pagedbatch.model.input_batch import InputBatcher, rows_needed
+from pagedbatch.model.input_batch import InputBatcher, sampled_sequences
 from pagedbatch.model.kv_cache import KVCache, cache_shape, choose_pool_size
 from pagedbatch.model.loader import LoadedModel
 from pagedbatch.model.prompt_logprobs import score_prompts
@@ -139,7 +139,7 @@ class ModelRunner:
         logits = self._forward(batch)
         forwarded = time.perf_counter()
         samples, beams = self._sampler(logits, step)
-        scored = logits[len(rows_needed(step)) :]
+        scored = logits[len(sampled_sequences(step)) :]
         prompts = score_prompts(scored, step.prompts, self._sampling_ops, self._num_token_ids)
         ended = time.perf_counter()
         seconds = StepSeconds(

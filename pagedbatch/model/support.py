@@ -31,12 +31,12 @@ def check_supported(config: Any) -> None:
     Raises:
         UnsupportedModelError: with the reason in words.
     """
-    missing = what_is_missing(config)
+    missing = unsupported_reason(config)
     if missing is not None:
         raise UnsupportedModelError(f"model type {config.model_type!r} can't run here: {missing}")
 
 
-def what_is_missing(config: Any) -> str | None:
+def unsupported_reason(config: Any) -> str | None:
     """What this engine would need to run the model, or None when it has everything."""
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder, and cross-attention is not supported"

@@ -72,10 +72,10 @@ def open_text_side(
     Raises:
         UsageError: no such model, or it can't do what is asked of it.
     """
-    from pagedbatch.model.host_memory import keep_little
+    from pagedbatch.model.host_memory import limit_caches
     from pagedbatch.model.loader import load_tokenizer, model_defaults, num_token_ids
 
-    keep_little()
+    limit_caches()
     defaults = model_defaults(
         settings.model,
         trust_remote_code=settings.trust_remote_code,
