@@ -21,9 +21,10 @@ from pagedbatch.model.attention import ATTENTION_NAME, register_attention
 from pagedbatch.model.forward import ForwardName
 from pagedbatch.model.input_batch import InputBatch
 from pagedbatch.model.llama_forward import FUSED_MODEL_TYPES
-from pagedbatch.model.loader import LoadedModel, ModelDefaults
+from pagedbatch.model.loader import LoadedModel
+from pagedbatch.model.model_config import SUPPORTED_MODEL_TYPES, ModelConfig, check_supported
+from pagedbatch.model.model_defaults import ModelDefaults
 from pagedbatch.model.runner import ModelRunner
-from pagedbatch.model.support import SUPPORTED_MODEL_TYPES, check_supported
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
 from pagedbatch.step import ModelRunnerOutput, SchedulerOutput
@@ -65,8 +66,8 @@ def eager_and_paged(family: str) -> tuple[Any, LoadedModel]:
         for name in ("eager", ATTENTION_NAME)
     )
     ours.load_state_dict(eager.state_dict())
-    defaults = ModelDefaults({}, frozenset({2}), 128, config.vocab_size)
-    return eager, LoadedModel(ours, ours.config, torch.float32, torch.device("cpu"), defaults)
+    defaults = ModelDefaults(ModelConfig.from_hf(ours.config), frozenset({2}), 128)
+    return eager, LoadedModel(ours, torch.float32, torch.device("cpu"), defaults)
 
 
 @pytest.mark.parametrize(

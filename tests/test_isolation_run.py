@@ -20,7 +20,9 @@ from pagedbatch.model import linear
 from pagedbatch.model.attention import ATTENTION_NAME, register_attention
 from pagedbatch.model.forward import ForwardName
 from pagedbatch.model.linear import OneDnnLinears
-from pagedbatch.model.loader import LoadedModel, ModelDefaults
+from pagedbatch.model.loader import LoadedModel
+from pagedbatch.model.model_config import ModelConfig
+from pagedbatch.model.model_defaults import ModelDefaults
 from pagedbatch.model.runner import ModelRunner
 from pagedbatch.outputs import RequestOutput
 from pagedbatch.params import GenerationParams
@@ -55,9 +57,8 @@ def llama(dtype: torch.dtype) -> LoadedModel:
     model.eval().requires_grad_(False)
     model.model.embed_tokens.weight[NAN] = torch.nan
     model.model.embed_tokens.weight[INFINITY, -1] = torch.inf
-    return LoadedModel(
-        model, model.config, dtype, torch.device("cpu"), ModelDefaults({}, frozenset({2}), 128, VOCAB_SIZE)
-    )
+    defaults = ModelDefaults(ModelConfig.from_hf(config), frozenset({2}), 128)
+    return LoadedModel(model, dtype, torch.device("cpu"), defaults)
 
 
 def requests(token: int) -> list[Request]:

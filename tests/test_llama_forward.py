@@ -18,7 +18,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from pagedbatch.model.attention import ATTENTION_NAME, register_attention
 from pagedbatch.model.forward import ForwardName
 from pagedbatch.model.llama_forward import can_run_fused
-from pagedbatch.model.loader import LoadedModel, ModelDefaults, load_model
+from pagedbatch.model.loader import LoadedModel, load_model
+from pagedbatch.model.model_config import ModelConfig
+from pagedbatch.model.model_defaults import ModelDefaults
 from pagedbatch.model.runner import ModelRunner
 from pagedbatch.params import GenerationParams
 from pagedbatch.step import PromptTask, SampleTask, ScheduledSequence, SchedulerOutput
@@ -46,8 +48,8 @@ def llama(dtype: torch.dtype = torch.float32, **changes: Any) -> LoadedModel:
         if name.endswith("bias"):  # zero at first
             nn.init.normal_(parameter)
     model.eval().requires_grad_(False)
-    defaults = ModelDefaults({}, frozenset({2}), 128, model.config.vocab_size)
-    return LoadedModel(model, model.config, dtype, torch.device("cpu"), defaults)
+    defaults = ModelDefaults(ModelConfig.from_hf(model.config), frozenset({2}), 128)
+    return LoadedModel(model, dtype, torch.device("cpu"), defaults)
 
 
 def runner_of(loaded: LoadedModel, forward: ForwardName = "auto", *, keep_model: bool = True) -> ModelRunner:
