@@ -24,8 +24,9 @@ import torch
 
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
-from pagedbatch.model.loader import load_model, load_tokenizer
+from pagedbatch.model.loader import load_model
 from pagedbatch.model.runner import ModelRunner
+from pagedbatch.model.tokenizer import load_tokenizer
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
 from pagedbatch.stats.memory import MemoryAccount

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
-from pagedbatch.model.loader import LoadedModel, load_model, load_tokenizer
+from pagedbatch.model.loader import LoadedModel, load_model
 from pagedbatch.model.runner import ModelRunner
+from pagedbatch.model.tokenizer import load_tokenizer
 from pagedbatch.outputs import StepSnapshot
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request

@@ -19,7 +19,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
 from pagedbatch.model.attention import ATTENTION_NAME, register_attention
-from pagedbatch.model.loader import LoadedModel, ModelDefaults
+from pagedbatch.model.loader import LoadedModel
+from pagedbatch.model.model_config import ModelConfig
+from pagedbatch.model.model_defaults import ModelDefaults
 from pagedbatch.model.runner import ModelRunner
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
@@ -92,8 +94,8 @@ def random_model(shape: dict[str, int], device: torch.device, dtype: torch.dtype
     with device:
         model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME, dtype=dtype)
     model.eval().requires_grad_(False)
-    defaults = ModelDefaults({}, frozenset(), config.max_position_embeddings, config.vocab_size)
-    return LoadedModel(model, config, dtype, device, defaults)
+    defaults = ModelDefaults(ModelConfig.from_hf(config), frozenset(), config.max_position_embeddings)
+    return LoadedModel(model, dtype, device, defaults)
 
 
 def full_workloads() -> list[Workload]:

@@ -17,7 +17,7 @@ from pagedbatch_kernels.prefix_groups import PrefixCosts
 from torch import Tensor
 
 from pagedbatch.model import kv_cache
-from pagedbatch.model.input_batch import InputBatch, InputBatcher, rows_needed
+from pagedbatch.model.input_batch import InputBatch, InputBatcher, sampled_sequences
 from pagedbatch.model.kv_cache import KVCache
 from pagedbatch.step import ModelRunnerOutput, SchedulerOutput
 
@@ -117,7 +117,7 @@ class LateRunner(FakeRunner):
         self._cache.apply(step.swap_out, step.swap_in, step.copies)
         batch = self._make_batch(step)
         read: list[tuple[int | None, ...]] = []
-        self._stream.launch(lambda: read.extend(self._forward(batch, rows_needed(step))))
+        self._stream.launch(lambda: read.extend(self._forward(batch, sampled_sequences(step))))
         if step.samples or step.beams:
             self._stream.wait()
         return ModelRunnerOutput(

@@ -15,7 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pagedbatch.errors import UsageError
-from pagedbatch.model.loader import LoadedModel, load_model, load_tokenizer, model_defaults
+from pagedbatch.model.loader import LoadedModel, load_model
+from pagedbatch.model.model_defaults import model_defaults
+from pagedbatch.model.tokenizer import load_tokenizer
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 4976698672\n"
 

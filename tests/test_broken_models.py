@@ -16,7 +16,7 @@ from model_folders import LFS_POINTER, command, edit, load_all, refusal, shard
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
 from pagedbatch.errors import UsageError
-from pagedbatch.model.loader import model_defaults
+from pagedbatch.model.model_defaults import model_defaults
 from pagedbatch.model.runner import ModelRunner
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
@@ -187,14 +187,14 @@ def test_a_generation_default_that_is_refused(folder: Path, changes: dict[str, A
     if key == "eos_token_id":  # always counts
         return
     assert message.endswith("leave the model's defaults out: --generation-config none")
-    assert load_all(folder, use_generation_config=False).defaults.generation == {}
+    assert load_all(folder, use_generation_config=False).defaults.generation.values == {}
 
 
 @pytest.mark.parametrize("changes", [{"cache_implementation": "zz"}, {"watermarking_config": 5}, {"pad_token_id": "x"}])
 def test_what_is_not_taken_over_may_be_anything(folder: Path, changes: dict[str, Any]) -> None:
     """Loading the weights, the library would read it again, and refuse it."""
     edit(folder / "generation_config.json", **changes)
-    assert load_all(folder).defaults.generation == {}
+    assert load_all(folder).defaults.generation.values == {}
 
 
 def test_end_tokens_that_no_model_can_write_are_left_out_and_told(folder: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_tokenizer_that_panics_when_it_is_used(folder: Path, capfd: pytest.Cap
 
 
 def test_a_config_is_named_before_the_tokenizer_that_reads_it_too(folder: Path) -> None:
-    from pagedbatch.model.loader import load_tokenizer
+    from pagedbatch.model.tokenizer import load_tokenizer
 
     edit(folder / "config.json", rms_norm_eps=None)
     with pytest.raises(UsageError, match=r"config\.json: rms_norm_eps must be"):
@@ -288,7 +288,7 @@ def test_a_generation_config_beside_a_shard(folder: Path) -> None:
     shard(folder)
     edit(folder / "generation_config.json", do_sample=True, temperature=0.5)
     loaded = load_all(folder)
-    assert loaded.defaults.generation == {"temperature": 0.5}
+    assert loaded.defaults.generation.values == {"temperature": 0.5}
     assert loaded.dtype == torch.float32
     assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
 
@@ -299,7 +299,7 @@ def test_a_generation_config_beside_a_shard(folder: Path) -> None:
 def test_how_the_library_would_run_a_model_does_not_matter(folder: Path, changes: dict[str, Any]) -> None:
     edit(folder / "config.json", **changes)
     loaded = load_all(folder)
-    engine = Engine(EngineConfig(num_blocks=8), ModelRunner.create(loaded, forward="plain", num_blocks=8))
+    engine = Engine(EngineConfig(num_blocks=8), ModelRunner.create(loaded, forward="hf", num_blocks=8))
     engine.add(Request(0, [1, 50, 60], GenerationParams(max_tokens=2)))
     while engine.has_unfinished:
         engine.step()

@@ -262,7 +262,7 @@ def test_a_whole_checkpoint_of_each_family_passes(family: str, tmp_path: Path) -
     model.save_pretrained(tmp_path)
     assert holds_weights(tmp_path)
     loader.check_weights(str(tmp_path))
-    assert inspect_model(str(tmp_path)).facts is not None
+    assert inspect_model(str(tmp_path)).config is not None
     edit_weights(tmp_path, add("model.layers.0.more.weight"))
     with pytest.raises(loader.UsageError, match=r"layers\.0\.more\.weight"):
         loader.check_weights(str(tmp_path))

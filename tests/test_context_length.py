@@ -18,8 +18,8 @@ from transformers import AutoConfig
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
 from pagedbatch.errors import UsageError
-from pagedbatch.model.context_length import context_length, max_model_len
-from pagedbatch.model.loader import model_defaults
+from pagedbatch.model.context_length import context_length
+from pagedbatch.model.model_defaults import model_defaults
 from pagedbatch.params import GenerationParams
 from pagedbatch.run.job import Ui, run_job
 from pagedbatch.sequence import Request
@@ -84,8 +84,8 @@ def test_the_length_of_positions_in_a_table() -> None:
 
 
 def test_a_length_that_is_asked_for() -> None:
-    plain = config(max_position_embeddings=512)
-    assert [max_model_len(plain, asked) for asked in (None, 100, 512, 4096)] == [512, 100, 512, 4096]
+    length = context_length(config(max_position_embeddings=512))
+    assert [length.max_model_len(asked) for asked in (None, 100, 512, 4096)] == [512, 100, 512, 4096]
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,10 @@ def test_a_length_that_is_asked_for() -> None:
     ids=["gpt2", "opt", "gptj", "dynamic"],
 )
 def test_where_nothing_lies_beyond_the_length(model: Any, longest: int) -> None:
-    assert max_model_len(model, longest - 1) == longest - 1
+    length = context_length(model)
+    assert length.max_model_len(longest - 1) == longest - 1
     with pytest.raises(UsageError, match=f"--max-model-len {longest + 1}: this model's limit is {longest} tokens, as "):
-        max_model_len(model, longest + 1)
+        length.max_model_len(longest + 1)
 
 
 def test_more_than_the_config_says_is_told(rand_model_path: Path) -> None:
@@ -124,7 +125,7 @@ def yarn_path(rand_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -
     return path
 
 
-@pytest.mark.parametrize("forward", ["auto", "plain"])
+@pytest.mark.parametrize("forward", ["auto", "hf"])
 def test_logits_beyond_the_original_length(yarn_path: Path, forward: Any) -> None:
     """The prompt has 302 tokens where 256 were the original."""
     loaded = paged_model(yarn_path)

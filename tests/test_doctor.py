@@ -8,13 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from model_folders import edit, edit_weights
-from transformers import AutoConfig
 from typer.testing import CliRunner
 
 from pagedbatch.cli.app import app
-from pagedbatch.model.context_length import max_model_len
-from pagedbatch.model.model_config import model_facts
-from pagedbatch.model.support import common_window, sliding_windows, what_is_missing
 
 
 def test_a_supported_model(rand_model_path: Path) -> None:
@@ -23,49 +19,6 @@ def test_a_supported_model(rand_model_path: Path) -> None:
     assert "runs here" in result.output
     assert "2 layers, 4 heads, 2 KV heads of size 16" in result.output
     assert "512 bytes in float32" in " ".join(result.output.split())
-
-
-@pytest.mark.parametrize(
-    ("model_type", "reason"),
-    [
-        ("t5", "cross-attention is not supported"),
-        ("bloom", "ALiBi"),
-        ("mpt", "ALiBi"),
-        ("mamba", "linear_attention layers"),
-        ("jamba", "linear_attention layers"),
-        ("falcon_h1", "hybrid layers"),
-        ("qwen3_next", "linear_attention layers"),
-        ("llama4_text", "chunked_attention layers"),
-        ("deepseek_v3", r"MLA"),
-        ("lfm2", "not been compared"),
-    ],
-)
-def test_what_is_missing_is_said_in_words(model_type: str, reason: str) -> None:
-    missing = what_is_missing(AutoConfig.for_model(model_type))
-    assert missing is not None
-    assert reason in missing
-
-
-def test_windows_come_from_the_layer_types() -> None:
-    config = AutoConfig.for_model("gemma2", num_hidden_layers=4, sliding_window=64)
-    assert sliding_windows(config) == [64, None, 64, None]
-    assert model_facts(config).windows == {64: 2}
-    assert model_facts(config).softcap == 50.0
-    assert sliding_windows(AutoConfig.for_model("mistral", num_hidden_layers=2, sliding_window=9)) == [9, 9]
-    assert sliding_windows(AutoConfig.for_model("qwen2", num_hidden_layers=2)) == [None, None]
-
-
-def test_a_window_is_common_when_every_layer_has_one() -> None:
-    assert common_window(AutoConfig.for_model("mistral", num_hidden_layers=2, sliding_window=9)) == 9
-    assert common_window(AutoConfig.for_model("gemma2", num_hidden_layers=2, sliding_window=9)) is None
-    assert common_window(AutoConfig.for_model("llama")) is None
-
-
-def test_batch_dependent_rotary_scaling_keeps_to_the_original_length() -> None:
-    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 128}
-    config = AutoConfig.for_model("llama", max_position_embeddings=512, rope_parameters=rope)
-    assert max_model_len(config) == 128
-    assert max_model_len(AutoConfig.for_model("llama", max_position_embeddings=512)) == 512
 
 
 def doctor(path: Path) -> tuple[int, str]:

@@ -20,10 +20,11 @@ from pagedbatch.engine.engine import Engine
 from pagedbatch.model.attention import ATTENTION_NAME, register_attention
 from pagedbatch.model.forward import ForwardName
 from pagedbatch.model.input_batch import InputBatch
-from pagedbatch.model.llama_forward import LEAN_MODEL_TYPES
-from pagedbatch.model.loader import LoadedModel, ModelDefaults
+from pagedbatch.model.llama_forward import FUSED_MODEL_TYPES
+from pagedbatch.model.loader import LoadedModel
+from pagedbatch.model.model_config import SUPPORTED_MODEL_TYPES, ModelConfig, check_supported
+from pagedbatch.model.model_defaults import ModelDefaults
 from pagedbatch.model.runner import ModelRunner
-from pagedbatch.model.support import SUPPORTED_MODEL_TYPES, check_supported
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
 from pagedbatch.step import ModelRunnerOutput, SchedulerOutput
@@ -65,21 +66,21 @@ def eager_and_paged(family: str) -> tuple[Any, LoadedModel]:
         for name in ("eager", ATTENTION_NAME)
     )
     ours.load_state_dict(eager.state_dict())
-    defaults = ModelDefaults({}, frozenset({2}), 128, config.vocab_size)
-    return eager, LoadedModel(ours, ours.config, torch.float32, torch.device("cpu"), defaults)
+    defaults = ModelDefaults(ModelConfig.from_hf(ours.config), frozenset({2}), 128)
+    return eager, LoadedModel(ours, torch.float32, torch.device("cpu"), defaults)
 
 
 @pytest.mark.parametrize(
     ("family", "forward"),
-    [*((name, "plain") for name in sorted(FAMILIES)), *((name, "lean") for name in sorted(LEAN_MODEL_TYPES))],
+    [*((name, "hf") for name in sorted(FAMILIES)), *((name, "fused") for name in sorted(FUSED_MODEL_TYPES))],
 )
 def test_logits_equal_eager(family: str, forward: str) -> None:
     eager, loaded = eager_and_paged(family)
-    asked: ForwardName = "plain" if forward == "plain" else "auto"
+    asked: ForwardName = "hf" if forward == "hf" else "auto"
     runner = RecordingRunner.create(loaded, forward=asked, block_size=8, num_blocks=64)
     assert isinstance(runner, RecordingRunner)
-    if forward == "lean" and runner.backend_name != "cpu":
-        pytest.skip("the lean forward needs the CPU's library, and it can't be built here")
+    if forward == "fused" and runner.backend_name != "cpu":
+        pytest.skip("the fused forward needs the CPU's library, and it can't be built here")
     assert runner.forward_name == forward
     config = EngineConfig(num_blocks=64, block_size=8, max_num_batched_tokens=17, check_invariants=True)
     engine = Engine(config, runner)

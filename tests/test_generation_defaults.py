@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig
 
-from pagedbatch.model.generation_defaults import GenerationDefaults, check_generation_config, take_over
+from pagedbatch.model.generation_defaults import GenerationDefaults, check_generation_config, read_generation_defaults
 from pagedbatch.params import GenerationParams, resolve
 
 LIMIT = 100
 
 
 def taken(**settings: Any) -> GenerationDefaults:
-    return take_over(GenerationConfig(**settings), LIMIT)
+    return read_generation_defaults(GenerationConfig(**settings), LIMIT)
 
 
 def test_nothing_said_nothing_taken() -> None:

@@ -51,11 +51,11 @@ def step() -> SchedulerOutput:
 def test_the_device_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     fetched: list[int] = []
 
-    def bring_home(tensors: list[Tensor]) -> list[Any]:
+    def to_host(tensors: list[Tensor]) -> list[Any]:
         fetched.append(len(tensors))
         return [np.ones(tuple(tensor.shape)).tolist() for tensor in tensors]
 
-    monkeypatch.setattr(transfer, "bring_home", bring_home)
+    monkeypatch.setattr(transfer, "to_host", to_host)
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
     logits = torch.empty(13, VOCAB_SIZE, device="meta", dtype=torch.bfloat16)
     samples, beams = Sampler(frozenset({2}))(logits, step())
@@ -71,5 +71,5 @@ def test_what_comes_home_is_what_was_there() -> None:
         torch.tensor(True),
         torch.tensor([[False], [True]]),
     ]
-    assert transfer.bring_home(tensors) == [tensor.tolist() for tensor in tensors]
-    assert transfer.bring_home([]) == []
+    assert transfer.to_host(tensors) == [tensor.tolist() for tensor in tensors]
+    assert transfer.to_host([]) == []

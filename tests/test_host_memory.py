@@ -62,8 +62,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def number_printed_by(code: str, **environment: str) -> int:
-    """What a process prints that runs `code` after `keep_little`; skips where malloc isn't glibc's."""
-    code = f"{MALLOC_INFO}\nfrom pagedbatch.model.host_memory import keep_little\nkeep_little()\n{code}"
+    """What a process prints that runs `code` after `limit_caches`; skips where malloc isn't glibc's."""
+    code = f"{MALLOC_INFO}\nfrom pagedbatch.model.host_memory import limit_caches\nlimit_caches()\n{code}"
     kept = {name: value for name, value in os.environ.items() if "CACHE_CAPACITY" not in name and "MALLOC" not in name}
     done = subprocess.run([sys.executable, "-c", code], env=kept | environment, capture_output=True, text=True)
     if "mallinfo2" in done.stderr:

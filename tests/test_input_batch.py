@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pagedbatch.model.input_batch import InputBatch, InputBatcher, rows_needed
+from pagedbatch.model.input_batch import InputBatch, InputBatcher, sampled_sequences
 from pagedbatch.params import GenerationParams
 from pagedbatch.step import BeamTask, SampleTask, ScheduledSequence, SchedulerOutput
 
@@ -77,7 +77,7 @@ def test_logits_are_those_of_the_last_tokens_in_task_order(
     samples: tuple[int, ...], beams: tuple[range, ...], rows: list[int], indices: list[int]
 ) -> None:
     scheduled = step(*MIXED, samples=samples, beams=beams)
-    assert rows_needed(scheduled) == rows
+    assert sampled_sequences(scheduled) == rows
     logits_indices = batch_of(scheduled).logits_indices
     assert listed(logits_indices) == indices
     assert logits_indices.dtype == torch.int64

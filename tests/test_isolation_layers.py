@@ -14,7 +14,7 @@ from pagedbatch_kernels.cpu.norm_rope import NormRope
 from pagedbatch_kernels.interface import CacheShape
 from torch import Tensor, nn
 
-from pagedbatch.model.linear import Linears, OneDnnLinears, PanelLinears
+from pagedbatch.model.linear import Linears, OneDnnLinears, PackedLinears
 
 pytestmark = pytest.mark.skipif(not can_load(), reason="there is no C++ compiler here")
 
@@ -33,7 +33,7 @@ def check(compute: Callable[[Tensor], Tensor], rows: Tensor) -> None:
 
 def linears(name: str, dtype: torch.dtype) -> Linears:
     if name == "panels":
-        return PanelLinears(PackedGemm(print))
+        return PackedLinears(PackedGemm(print))
     if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("oneDNN has no products of bfloat16 on this CPU")
     return OneDnnLinears()

@@ -20,7 +20,9 @@ from pagedbatch.model import linear
 from pagedbatch.model.attention import ATTENTION_NAME, register_attention
 from pagedbatch.model.forward import ForwardName
 from pagedbatch.model.linear import OneDnnLinears
-from pagedbatch.model.loader import LoadedModel, ModelDefaults
+from pagedbatch.model.loader import LoadedModel
+from pagedbatch.model.model_config import ModelConfig
+from pagedbatch.model.model_defaults import ModelDefaults
 from pagedbatch.model.runner import ModelRunner
 from pagedbatch.outputs import RequestOutput
 from pagedbatch.params import GenerationParams
@@ -55,9 +57,8 @@ def llama(dtype: torch.dtype) -> LoadedModel:
     model.eval().requires_grad_(False)
     model.model.embed_tokens.weight[NAN] = torch.nan
     model.model.embed_tokens.weight[INFINITY, -1] = torch.inf
-    return LoadedModel(
-        model, model.config, dtype, torch.device("cpu"), ModelDefaults({}, frozenset({2}), 128, VOCAB_SIZE)
-    )
+    defaults = ModelDefaults(ModelConfig.from_hf(config), frozenset({2}), 128)
+    return LoadedModel(model, dtype, torch.device("cpu"), defaults)
 
 
 def requests(token: int) -> list[Request]:
@@ -139,12 +140,12 @@ SETTINGS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: "-".join(map(str, settings.values())) or "roomy")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("forward", ["auto", "plain"])
+@pytest.mark.parametrize("forward", ["auto", "hf"])
 @pytest.mark.parametrize("bad", [NAN, INFINITY])
 def test_one_error_row(settings: dict[str, Any], dtype: torch.dtype, forward: ForwardName, bad: int) -> None:
     loaded = llama(dtype)
     found = run(loaded, requests(bad), forward, **settings)
-    rounds = (1e-4 if dtype == torch.float32 else None) if forward == "plain" else 0.0
+    rounds = (1e-4 if dtype == torch.float32 else None) if forward == "hf" else 0.0
     assert_one_error(found, run(loaded, requests(40), forward, **settings), within=rounds)
     if forward == "auto":
         without = [request for request in requests(40) if request.request_id != BAD_ROW]
@@ -161,12 +162,12 @@ def test_the_torch_backend(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_products_that_read_rows_past_their_end(dtype: torch.dtype) -> None:
     with ReadsPast(dtype) as device:
-        found, expected = (run(llama(dtype), requests(token), "plain") for token in (NAN, 40))
+        found, expected = (run(llama(dtype), requests(token), "hf") for token in (NAN, 40))
     assert device.num_products > 0
     assert_one_error(found, expected, within=None)
 
 
-def test_lean_products_that_read_rows_past_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_gemms_that_read_rows_past_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32, which oneDNN multiplies on any CPU."""
     monkeypatch.setattr(linear, "choose_linears", lambda dtype, notice: OneDnnLinears())
     with ReadsPast(torch.float32) as device:

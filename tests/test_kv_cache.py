@@ -11,11 +11,10 @@ import pytest
 import torch
 from pagedbatch_kernels import reference
 from pagedbatch_kernels.interface import CacheShape
-from transformers import GPT2Config
 
 from pagedbatch.errors import UsageError
 from pagedbatch.model import kv_cache
-from pagedbatch.model.kv_cache import KVCache, _container_memory, cache_shape, choose_num_blocks
+from pagedbatch.model.kv_cache import KVCache, _container_memory, choose_num_blocks
 from pagedbatch.step import BlockCopy
 
 CPU = torch.device("cpu")
@@ -88,16 +87,3 @@ def test_apply_swaps_out_then_in_then_copies() -> None:
     cache.device_cache[:, :, 0] = 9.0
     cache.apply([BlockCopy(1, 2)], [BlockCopy(3, 1)], [BlockCopy(1, 2)])
     assert [set(cache.device_cache[:, :, i].flatten().tolist()) for i in range(4)] == [{9.0}, {0.0}, {0.0}, {3.0}]
-
-
-def test_shape_from_a_config() -> None:
-    config = SimpleNamespace(hidden_size=64, num_attention_heads=4, num_hidden_layers=3)
-    assert cache_shape(config, 16) == CacheShape(num_layers=3, block_size=16, num_kv_heads=4, head_size=16)
-    config.head_dim, config.num_key_value_heads = 24, 1
-    assert cache_shape(config, 16) == CacheShape(num_layers=3, block_size=16, num_kv_heads=1, head_size=24)
-    assert cache_shape(config, 16).block_bytes(torch.float16) == 3 * 2 * 16 * 1 * 24 * 2
-
-
-def test_keys_that_models_without_grouped_queries_do_not_read() -> None:
-    config = GPT2Config(n_embd=64, n_head=4, n_layer=3, num_key_value_heads=2, head_dim=8)
-    assert cache_shape(config, 16) == CacheShape(num_layers=3, block_size=16, num_kv_heads=4, head_size=16)

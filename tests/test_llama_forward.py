@@ -1,4 +1,4 @@
-"""The lean forward: what it takes over, when it runs, and that it says what the plain one says.
+"""The fused forward: what it takes over, when it runs, and that it says what the library's says.
 
 Its logits are compared with Hugging Face's, family by family, in test_families.py; whole runs in test_cpu_attention.py.
 """
@@ -17,8 +17,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from pagedbatch.model.attention import ATTENTION_NAME, register_attention
 from pagedbatch.model.forward import ForwardName
-from pagedbatch.model.llama_forward import can_run_lean
-from pagedbatch.model.loader import LoadedModel, ModelDefaults, load_model
+from pagedbatch.model.llama_forward import can_run_fused
+from pagedbatch.model.loader import LoadedModel, load_model
+from pagedbatch.model.model_config import ModelConfig
+from pagedbatch.model.model_defaults import ModelDefaults
 from pagedbatch.model.runner import ModelRunner
 from pagedbatch.params import GenerationParams
 from pagedbatch.step import PromptTask, SampleTask, ScheduledSequence, SchedulerOutput
@@ -46,8 +48,8 @@ def llama(dtype: torch.dtype = torch.float32, **changes: Any) -> LoadedModel:
         if name.endswith("bias"):  # zero at first
             nn.init.normal_(parameter)
     model.eval().requires_grad_(False)
-    defaults = ModelDefaults({}, frozenset({2}), 128, model.config.vocab_size)
-    return LoadedModel(model, model.config, dtype, torch.device("cpu"), defaults)
+    defaults = ModelDefaults(ModelConfig.from_hf(model.config), frozenset({2}), 128)
+    return LoadedModel(model, dtype, torch.device("cpu"), defaults)
 
 
 def runner_of(loaded: LoadedModel, forward: ForwardName = "auto", *, keep_model: bool = True) -> ModelRunner:
@@ -86,17 +88,17 @@ MIXED = (([5, 6, 7, 8, 9, 10, 11, 12, 13], 0, [0, 1]), ([20, 21, 22], 0, [2]), (
 @pytest.mark.parametrize("draws", [[2, 0], [1], [0, 1, 2], []])
 def test_logits_are_those_of_the_plain_forward(changes: dict[str, Any], draws: list[int]) -> None:
     loaded = llama(**changes)
-    plain, lean = runner_of(loaded, "plain"), runner_of(loaded)
-    assert (plain.forward_name, lean.forward_name) == ("plain", "lean")
+    hf, fused = runner_of(loaded, "hf"), runner_of(loaded)
+    assert (hf.forward_name, fused.forward_name) == ("hf", "fused")
     for step in (step_of(*MIXED, draws=draws), step_of(([14], 9, [0, 1]), ([23], 3, [2]), draws=[1, 0])):
-        torch.testing.assert_close(logits_of(lean, step), logits_of(plain, step), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(logits_of(fused, step), logits_of(hf, step), atol=1e-4, rtol=1e-4)
 
 
 def test_scored_prompts_are_those_of_the_plain_forward() -> None:
     loaded = llama()
     prompts = [PromptTask(seq_index=0, first=2, targets=[8, 9, 10], num_top=2), PromptTask(1, 0, [21], 0)]
     step = step_of(*MIXED, draws=[2], prompts=prompts)
-    found, wanted = runner_of(loaded).execute(step), runner_of(loaded, "plain").execute(step)
+    found, wanted = runner_of(loaded).execute(step), runner_of(loaded, "hf").execute(step)
     for one, other in zip(found.prompts, wanted.prompts, strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
     assert [len(one.logprobs) for one in found.prompts] == [3, 1]
@@ -105,14 +107,14 @@ def test_scored_prompts_are_those_of_the_plain_forward() -> None:
 
 def test_bfloat16_stays_near_float32() -> None:
     exact, step = (
-        logits_of(runner_of(llama(), "plain"), step_of(*MIXED, draws=[0, 1, 2])),
+        logits_of(runner_of(llama(), "hf"), step_of(*MIXED, draws=[0, 1, 2])),
         step_of(*MIXED, draws=[0, 1, 2]),
     )
     loaded = llama(torch.bfloat16)
-    lean_error, plain_error = (
-        (logits_of(runner_of(loaded, forward), step).float() - exact).abs().max() for forward in ("auto", "plain")
+    fused_error, hf_error = (
+        (logits_of(runner_of(loaded, forward), step).float() - exact).abs().max() for forward in ("auto", "hf")
     )
-    assert 0 < lean_error < 2 * plain_error
+    assert 0 < fused_error < 2 * hf_error
 
 
 def test_the_last_layer_computes_only_what_is_drawn_from() -> None:
@@ -153,7 +155,7 @@ def test_the_checkpoint_leaves_the_memory_when_its_weights_are_taken_over(tmp_pa
     runner = runner_of(loaded, keep_model=False)
     gc.collect()
     assert str(tmp_path) not in maps.read_text()
-    assert runner.forward_name == "lean"
+    assert runner.forward_name == "fused"
 
 
 def test_a_head_that_is_the_embeddings_too_stays() -> None:
@@ -170,19 +172,19 @@ def test_a_head_that_is_the_embeddings_too_stays() -> None:
     ],
 )
 def test_a_model_that_differs_from_its_family_keeps_the_plain_forward(changes: dict[str, Any]) -> None:
-    assert can_run_lean(llama().model)
+    assert can_run_fused(llama().model)
     loaded = llama(**changes)
     if changes.get("rope_parameters"):  # Llama itself knows no such factor; what it would leave behind is a short table
         loaded.model.model.rotary_emb.inv_freq = loaded.model.model.rotary_emb.inv_freq[:4]
-    assert not can_run_lean(loaded.model)
+    assert not can_run_fused(loaded.model)
 
 
 def test_other_families_layers_and_dtypes_keep_the_plain_forward() -> None:
     half = llama(torch.float16).model
-    assert not can_run_lean(half)
+    assert not can_run_fused(half)
     quantized = llama().model
     quantized.model.layers[1].mlp.down_proj = nn.Sequential(quantized.model.layers[1].mlp.down_proj)
-    assert not can_run_lean(quantized)
+    assert not can_run_fused(quantized)
     other = llama().model
     other.config.model_type = "granite"
-    assert not can_run_lean(other)
+    assert not can_run_fused(other)

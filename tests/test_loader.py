@@ -12,8 +12,11 @@ import torch
 from engines import run_engine
 
 from pagedbatch.errors import UnsupportedModelError, UsageError
-from pagedbatch.model.kv_cache import cache_shape
-from pagedbatch.model.loader import has_fast_bfloat16, load_config, load_model, load_tokenizer, model_defaults
+from pagedbatch.model.hf_config import load_config
+from pagedbatch.model.loader import has_fast_bfloat16, load_model
+from pagedbatch.model.model_config import ModelConfig
+from pagedbatch.model.model_defaults import model_defaults
+from pagedbatch.model.tokenizer import load_tokenizer
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
 
@@ -112,9 +115,9 @@ def test_sampling_defaults_count_only_where_the_model_samples(
 ) -> None:
     values = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05}
     edit(model_copy / "generation_config.json", do_sample=True, **values)
-    assert model_defaults(str(model_copy)).generation == values
+    assert model_defaults(str(model_copy)).generation.values == values
     edit(model_copy / "generation_config.json", do_sample=False)
-    assert model_defaults(str(model_copy)).generation == {}
+    assert model_defaults(str(model_copy)).generation.values == {}
     assert capfd.readouterr().err == ""
 
 
@@ -136,9 +139,9 @@ def test_model_without_end_tokens_runs_to_the_limit(model_copy: Path) -> None:
 
 
 def test_config_without_head_dim(model_copy: Path) -> None:
-    expected = cache_shape(load_config(str(model_copy)), 16)
+    expected = ModelConfig.from_hf(load_config(str(model_copy)))
     edit(model_copy / "config.json", head_dim=None)
-    assert cache_shape(load_config(str(model_copy)), 16) == expected
+    assert ModelConfig.from_hf(load_config(str(model_copy))) == expected
 
 
 def test_dtype(rand_model_path: Path) -> None:

@@ -16,7 +16,7 @@ from transformers.generation.logits_process import (
     SequenceBiasLogitsProcessor,
 )
 
-from pagedbatch.model.logits_processors import changes_scores, process_row
+from pagedbatch.model.logits_processors import apply_logits_processors, needs_logits_processors
 from pagedbatch.params import GenerationParams
 from pagedbatch.step import History
 
@@ -37,8 +37,8 @@ def history(length: int, prompt_length: int, seed: int = 0) -> History:
 def processed(params: GenerationParams, past: History, row: Tensor) -> Tensor:
     position = len(past.output_token_ids)
     result = row.clone()
-    if changes_scores(params, position):
-        process_row(result, params, position, past if params.reads_history else None, EOS)
+    if needs_logits_processors(params, position):
+        apply_logits_processors(result, params, position, past if params.reads_history else None, EOS)
     return result
 
 
@@ -76,7 +76,7 @@ def test_min_tokens(generated: int) -> None:
 
 def test_min_tokens_with_an_end_token_past_the_vocabulary() -> None:
     row = scores()
-    process_row(row, GenerationParams(min_tokens=4), 0, None, frozenset({2, VOCAB_SIZE}))
+    apply_logits_processors(row, GenerationParams(min_tokens=4), 0, None, frozenset({2, VOCAB_SIZE}))
     assert row.isneginf().nonzero().flatten().tolist() == [2]
 
 
@@ -142,5 +142,5 @@ def test_order_is_that_of_hf() -> None:
 
 
 def test_controls_at_rest_change_nothing() -> None:
-    assert not changes_scores(GenerationParams(temperature=1.0, top_p=0.5, min_tokens=3), position=3)
-    assert changes_scores(GenerationParams(min_tokens=3), position=2)
+    assert not needs_logits_processors(GenerationParams(temperature=1.0, top_p=0.5, min_tokens=3), position=3)
+    assert needs_logits_processors(GenerationParams(min_tokens=3), position=2)

@@ -38,7 +38,7 @@ class Counting:
 @pytest.fixture(scope="module", params=["rand_model_path", "table_model_path", "stories_path"])
 def tokenizer(request: pytest.FixtureRequest) -> Any:
     """Byte-level BPE, a word a letter, and SentencePiece's BPE with bytes for what it does not know."""
-    from pagedbatch.model.loader import load_tokenizer
+    from pagedbatch.model.tokenizer import load_tokenizer
 
     path: Path = request.getfixturevalue(request.param)
     return load_tokenizer(str(path))
@@ -135,7 +135,7 @@ def test_tokens_that_depend_on_where_the_text_begins_are_those_of_the_whole_text
 
 
 def test_a_chat_keeps_the_bos_that_its_template_writes(rand_model_path: Path) -> None:
-    from pagedbatch.model.loader import load_tokenizer
+    from pagedbatch.model.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(str(rand_model_path))
     builder = PromptBuilder(

@@ -12,9 +12,9 @@ from pagedbatch_kernels.cpu.build import can_load
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from pagedbatch.model import llama_forward as lean
+from pagedbatch.model import llama_forward
 from pagedbatch.model.loader import load_model
-from pagedbatch.model.mapped_weights import map_each_alone
+from pagedbatch.model.mapped_weights import map_separately
 from pagedbatch.model.runner import ModelRunner
 
 MAPS = Path("/proc/self/maps")
@@ -46,7 +46,7 @@ def parameters_of(path: Path) -> list[nn.Parameter]:
 def test_each_goes_by_itself(checkpoint: Path) -> None:
     parameters = parameters_of(checkpoint)
     expected = [parameter.clone() for parameter in parameters]
-    map_each_alone(parameters)
+    map_separately(parameters)
     assert all(torch.equal(parameter, same) for parameter, same in zip(parameters, expected, strict=True))
     while parameters:
         assert mapped_bytes(checkpoint) <= sum(parameter.nbytes + 2 * PAGE for parameter in parameters)
@@ -57,7 +57,7 @@ def test_each_goes_by_itself(checkpoint: Path) -> None:
 def test_writing_to_one_leaves_the_file_alone(checkpoint: Path) -> None:
     before = checkpoint.read_bytes()
     parameters = parameters_of(checkpoint)
-    map_each_alone(parameters)
+    map_separately(parameters)
     parameters[0].fill_(1.0)
     assert bool((parameters[0] == 1.0).all())
     assert checkpoint.read_bytes() == before
@@ -69,14 +69,14 @@ def test_a_file_that_was_replaced_is_not_read_again(checkpoint: Path) -> None:
     other = checkpoint.with_name("other")
     other.write_bytes(bytes(checkpoint.stat().st_size))
     other.replace(checkpoint)
-    map_each_alone(parameters)
+    map_separately(parameters)
     assert all(torch.equal(parameter, same) for parameter, same in zip(parameters, expected, strict=True))
 
 
 def test_memory_without_a_file_stays_as_it_is() -> None:
     parameters = [nn.Parameter(torch.ones(3, 4)), nn.Parameter(torch.ones(4, 3).t()), nn.Parameter(torch.ones(0, 4))]
     places = [parameter.data_ptr() for parameter in parameters]
-    map_each_alone(parameters)
+    map_separately(parameters)
     assert [parameter.data_ptr() for parameter in parameters] == places
 
 
@@ -87,16 +87,16 @@ def test_a_packed_layer_takes_its_part_of_the_checkpoint_along(
     model = shutil.copytree(rand_model_path, tmp_path / "model")  # other tests keep the shared one mapped
     checkpoint = model / "model.safetensors"
     still_mapped: list[int] = []
-    pack = lean.Layer.of
+    pack = llama_forward.Layer.of
 
-    def watch(*args: Any, **options: Any) -> lean.Layer:
+    def watch(*args: Any, **options: Any) -> llama_forward.Layer:
         layer = pack(*args, **options)
         still_mapped.append(mapped_bytes(checkpoint))
         return layer
 
-    monkeypatch.setattr(lean.Layer, "of", watch)
+    monkeypatch.setattr(llama_forward.Layer, "of", watch)
     loaded = load_model(str(model), dtype="float32", device="cpu")
     runner = ModelRunner.create(loaded, attention="cpu", keep_model=False, num_blocks=4)
-    assert runner.forward_name == "lean"
+    assert runner.forward_name == "fused"
     assert still_mapped == sorted(set(still_mapped), reverse=True)  # ever less
     assert mapped_bytes(checkpoint) == 0

@@ -15,7 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from pagedbatch.model import forward
 from pagedbatch.model.attention import ATTENTION_NAME, register_attention
-from pagedbatch.model.loader import LoadedModel, ModelDefaults
+from pagedbatch.model.loader import LoadedModel
+from pagedbatch.model.model_config import ModelConfig
+from pagedbatch.model.model_defaults import ModelDefaults
 from pagedbatch.model.runner import ModelRunner
 from pagedbatch.params import GenerationParams
 from pagedbatch.step import SampleTask, ScheduledSequence, SchedulerOutput
@@ -69,12 +71,12 @@ def odd_model(family: str) -> LoadedModel:
     register_attention()
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME, dtype=torch.bfloat16).eval()
-    defaults = ModelDefaults({}, frozenset({2}), 128, config.vocab_size)
-    return LoadedModel(model.requires_grad_(False), config, torch.bfloat16, torch.device("cpu"), defaults)
+    defaults = ModelDefaults(ModelConfig.from_hf(config), frozenset({2}), 128)
+    return LoadedModel(model.requires_grad_(False), torch.bfloat16, torch.device("cpu"), defaults)
 
 
 def logprobs(loaded: LoadedModel, mode: Callable[[], Any] = contextlib.nullcontext) -> list[float]:
-    runner = ModelRunner.create(loaded, forward="plain", block_size=8, num_blocks=8)
+    runner = ModelRunner.create(loaded, forward="hf", block_size=8, num_blocks=8)
     params = GenerationParams(logprobs=20)
     sequences = [ScheduledSequence(i, list(range(3 + i, 9 + 2 * i)), 0, [2 * i, 2 * i + 1]) for i in range(3)]
     samples = [SampleTask(row, params, 0, (0,), 0) for row in range(3)]

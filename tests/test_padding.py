@@ -13,8 +13,9 @@ from models import rand_model
 from safetensors.torch import load_file, save_file
 from test_job import Workplace
 
-from pagedbatch.model.loader import load_tokenizer, model_defaults, num_token_ids
+from pagedbatch.model.model_defaults import model_defaults, num_token_ids
 from pagedbatch.model.sampler import Sampler
+from pagedbatch.model.tokenizer import load_tokenizer
 from pagedbatch.params import GenerationParams
 from pagedbatch.step import BeamTask, SampleTask, SchedulerOutput
 
@@ -105,10 +106,10 @@ def test_samples_and_beams_choose_among_tokens_alone() -> None:
 )
 def test_the_number_of_ids(vocabulary: dict[str, int], eos: set[int], vocab_size: int, expected: int) -> None:
     tokenizer = SimpleNamespace(get_vocab=lambda: vocabulary)
-    defaults: Any = SimpleNamespace(eos_token_ids=frozenset(eos), vocab_size=vocab_size)
+    defaults: Any = SimpleNamespace(eos_token_ids=frozenset(eos), config=SimpleNamespace(vocab_size=vocab_size))
     assert num_token_ids(tokenizer, defaults) == expected
 
 
 def test_the_number_of_ids_of_a_fixture(rand_model_path: Path) -> None:
     tokenizer, defaults = load_tokenizer(str(rand_model_path)), model_defaults(str(rand_model_path))
-    assert num_token_ids(tokenizer, defaults) == len(tokenizer) < defaults.vocab_size
+    assert num_token_ids(tokenizer, defaults) == len(tokenizer) < defaults.config.vocab_size

@@ -1,4 +1,4 @@
-"""Quantised checkpoints: what they need is told, and their layers keep the plain forward."""
+"""Quantised checkpoints: what they need is told, and their layers keep the forward of transformers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 from pagedbatch.model.forward import ForwardName
 from pagedbatch.model.inspection import inspect_model
 from pagedbatch.model.library_errors import is_installed
-from pagedbatch.model.llama_forward import can_run_lean
+from pagedbatch.model.llama_forward import can_run_fused
 from pagedbatch.model.runner import ModelRunner
 
 FP8 = {
@@ -93,7 +93,7 @@ needs_library = pytest.mark.skipif(not is_installed("compressed_tensors"), reaso
 def test_compressed_tensors_answer_as_in_transformers(fp8: Path) -> None:
     loaded = load_all(fp8)
     runner = ModelRunner.create(loaded, num_blocks=64)
-    assert runner.forward_name == "plain"
+    assert runner.forward_name == "hf"
     from pagedbatch.config import EngineConfig
     from pagedbatch.engine.engine import Engine
     from pagedbatch.params import GenerationParams
@@ -184,9 +184,9 @@ def _layers(model: Any) -> Iterator[nn.Linear]:
 def test_a_layer_that_is_more_than_its_weight_keeps_the_plain_forward(rand_model_path: Path, change: Any) -> None:
     for number in (0, 3, 14):
         model = load_all(rand_model_path).model
-        assert can_run_lean(model)
+        assert can_run_fused(model)
         change(list(_layers(model))[number])
-        assert not can_run_lean(model)
+        assert not can_run_fused(model)
 
 
 @pytest.mark.parametrize("change", [_wrap_forward, _hook_after])
@@ -194,10 +194,10 @@ def test_so_does_any_other_module(rand_model_path: Path, change: Any) -> None:
     for name in ("", "model", "model.embed_tokens", "model.norm", "model.layers.1", "model.layers.0.self_attn"):
         model = load_all(rand_model_path).model
         change(model.get_submodule(name))
-        assert not can_run_lean(model)
+        assert not can_run_fused(model)
 
 
-@pytest.mark.parametrize("forward", ["auto", "plain"])
+@pytest.mark.parametrize("forward", ["auto", "hf"])
 def test_a_quantised_layer_computes_what_it_does_in_the_library(rand_model_path: Path, forward: ForwardName) -> None:
     """A stand-in for a quantiser's layers: eight bits in the weight, and a forward of its own."""
     loaded = load_all(rand_model_path)
@@ -209,4 +209,4 @@ def test_a_quantised_layer_computes_what_it_does_in_the_library(rand_model_path:
             nn.functional.linear(rows, linear.weight.float() * scale)
         )
     runner = ModelRunner.create(loaded, forward=forward, num_blocks=32)
-    assert runner.forward_name == "plain"
+    assert runner.forward_name == "hf"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tiny_job import SilentView
 
-from pagedbatch.model import loader
+from pagedbatch.model import model_defaults
 from pagedbatch.run.job import Ui, run_job
 from pagedbatch.settings import merge
 
@@ -54,13 +54,13 @@ def test_a_mistake_shows_before_what_only_the_weights_need_is_imported(tmp_path:
 
 def test_the_config_is_read_once(tmp_path: Path, rand_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    load_config = loader.load_config
+    load_config = model_defaults.load_config
 
     def count(model: str, **options: Any) -> Any:
         read.append(model)
         return load_config(model, **options)
 
-    monkeypatch.setattr(loader, "load_config", count)
+    monkeypatch.setattr(model_defaults, "load_config", count)
     (tmp_path / "in.jsonl").write_text('{"prompt": "c"}\n')
     given = {"input": str(tmp_path / "in.jsonl"), "output": str(tmp_path / "out.jsonl"), "model": str(rand_model_path)}
     result = run_job(

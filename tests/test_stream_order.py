@@ -11,7 +11,7 @@ import torch
 from fake_runs import VOCABULARY, FakeRun, fake_engine, fake_run, request
 from late_stream import DEVICE, LateRunner, LateStream
 
-from pagedbatch.model.transfer import send, send_together
+from pagedbatch.model.transfer import to_device, to_device_packed
 from pagedbatch.sequence import Request
 
 POOL = {"num_blocks": 1000, "block_size": 4, "num_swap_blocks": 0}
@@ -71,8 +71,8 @@ def test_what_is_sent_is_what_it_was_when_it_was_sent(monkeypatch: pytest.Monkey
     numbers = np.arange(5)
     sent = []
     for _ in range(4):
-        sent.append((numbers.tolist(), send(numbers, torch.int64, DEVICE)))
-        sent += [(numbers.tolist(), each) for each in send_together([numbers, numbers.reshape(1, 5)], DEVICE)]
+        sent.append((numbers.tolist(), to_device(numbers, torch.int64, DEVICE)))
+        sent += [(numbers.tolist(), each) for each in to_device_packed([numbers, numbers.reshape(1, 5)], DEVICE)]
         numbers += 10
     stream.wait()
     assert all(each.tolist() == wanted for wanted, each in sent)

@@ -150,7 +150,7 @@ def test_joined_they_are_the_text_of_a_trained_models_tokenizer(stories_path: Pa
 
 @cache
 def _loaded(path: Path) -> Any:
-    from pagedbatch.model.loader import load_tokenizer
+    from pagedbatch.model.tokenizer import load_tokenizer
 
     return load_tokenizer(str(path))
 

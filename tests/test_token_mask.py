@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedbatch.constraint import Allowed, AllowedIds, AllowedMask
-from pagedbatch.model.token_mask import keep_allowed_
+from pagedbatch.model.token_mask import apply_token_mask_
 
 
 def listed(token_ids: list[int]) -> AllowedIds:
@@ -36,7 +36,7 @@ def test_what_is_allowed_keeps_its_score(data: st.DataObject, vocab_size: int, n
         kinds.append(listed(token_ids) if data.draw(st.booleans()) else masked(token_ids, vocab_size))
         for token_id in set(range(vocab_size)) - set(token_ids):
             expected[row, token_id] = -math.inf
-    keep_allowed_(scores, rows, kinds)
+    apply_token_mask_(scores, rows, kinds)
     assert torch.equal(scores, expected)
 
 
@@ -44,6 +44,6 @@ def test_what_is_allowed_keeps_its_score(data: st.DataObject, vocab_size: int, n
 def test_what_a_control_forbade_stays_forbidden(kind: Allowed) -> None:
     scores = torch.zeros(2, 40)
     scores[1, 5] = -math.inf
-    keep_allowed_(scores, [1], [kind])
+    apply_token_mask_(scores, [1], [kind])
     assert scores[1].isfinite().nonzero().flatten().tolist() == [0]
     assert scores[0].isfinite().all()

@@ -48,7 +48,7 @@ class Sides:
 
 @pytest.fixture(scope="module")
 def tokenizer(rand_model_path: Path) -> Any:
-    from pagedbatch.model.loader import load_tokenizer
+    from pagedbatch.model.tokenizer import load_tokenizer
 
     return load_tokenizer(str(rand_model_path))
 

@@ -11,7 +11,7 @@ from engines import run_engine
 from transformers import MistralConfig, MistralForCausalLM
 
 from pagedbatch.engine.block_manager import NO_BLOCK, BlockManager
-from pagedbatch.model.loader import model_defaults
+from pagedbatch.model.model_defaults import model_defaults
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
 
@@ -41,7 +41,7 @@ def requests() -> list[Request]:
 
 
 def test_the_window_is_read_from_the_config(window_model_path: Path) -> None:
-    assert model_defaults(str(window_model_path)).window == WINDOW
+    assert model_defaults(str(window_model_path)).config.max_window == WINDOW
 
 
 @pytest.mark.parametrize(

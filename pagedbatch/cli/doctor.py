@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import platform
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ from pagedbatch.printable import printable
 
 if TYPE_CHECKING:
     from pagedbatch.model.inspection import Inspection
-    from pagedbatch.model.model_config import ModelFacts
+    from pagedbatch.model.model_config import ModelConfig
 
 _PACKAGES = ("torch", "transformers", "triton", "datasets", "tokenizers", "safetensors", "zstandard", "gguf")
 
@@ -95,24 +96,25 @@ def _model(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "quantised", found.quantisation
     if found.weights is not None:
         yield "weights", found.weights
-    if found.facts is not None:
-        yield from _facts(found.facts)
+    if found.config is not None:
+        yield from _config(found.config)
 
 
-def _facts(facts: ModelFacts) -> Iterator[tuple[str, str]]:
+def _config(config: ModelConfig) -> Iterator[tuple[str, str]]:
     import torch
 
-    heads = f"{facts.num_heads} heads, {facts.num_kv_heads} KV heads of size {facts.head_size}"
-    yield "attention", f"{facts.num_layers} layers, {heads}"
-    if facts.windows:
-        yield "windows", ", ".join(f"{window} tokens in {count} layers" for window, count in facts.windows.items())
-    if facts.softcap is not None:
-        yield "soft cap", f"{facts.softcap:g}"
-    if facts.has_sinks:
+    heads = f"{config.num_heads} heads, {config.num_kv_heads} KV heads of size {config.head_size}"
+    yield "attention", f"{config.num_layers} layers, {heads}"
+    windows = Counter(window for window in config.sliding_windows if window is not None)
+    if windows:
+        yield "windows", ", ".join(f"{window} tokens in {count} layers" for window, count in sorted(windows.items()))
+    if config.softcap is not None:
+        yield "soft cap", f"{config.softcap:g}"
+    if config.has_sinks:
         yield "sinks", "one per head, learned"
-    note = "" if facts.limit_note is None else f" ({facts.limit_note})"
-    yield "limit", f"{facts.max_model_len} tokens per sequence{note}, vocabulary of {facts.vocab_size}"
-    sizes = [f"{facts.token_bytes(dtype):,} bytes in {str(dtype)[6:]}" for dtype in (torch.bfloat16, torch.float32)]
+    note = "" if config.context.why is None else f" ({config.context.why})"
+    yield "limit", f"{config.context.tokens} tokens per sequence{note}, vocabulary of {config.vocab_size}"
+    sizes = [f"{config.token_bytes(dtype):,} bytes in {str(dtype)[6:]}" for dtype in (torch.bfloat16, torch.float32)]
     yield "KV per token", ", ".join(sizes)
 
 

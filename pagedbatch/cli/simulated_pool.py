@@ -53,13 +53,13 @@ def pool_shape(model: str | None, shape: KVShape, dtype: str, max_model_len: int
         raise UsageError("--model says what --num-layers, --num-kv-heads and --head-dim do: give one or the other")
     import torch
 
-    from pagedbatch.model.loader import load_config
-    from pagedbatch.model.model_config import model_facts
+    from pagedbatch.model.hf_config import load_config
+    from pagedbatch.model.model_config import ModelConfig
 
-    facts = model_facts(load_config(model))
+    config = ModelConfig.from_hf(load_config(model))
     return PoolShape(
-        max_model_len=min(max_model_len or facts.max_model_len, facts.max_model_len),
-        token_bytes=facts.token_bytes(getattr(torch, dtype)),
+        max_model_len=min(max_model_len or config.context.tokens, config.context.tokens),
+        token_bytes=config.token_bytes(getattr(torch, dtype)),
     )
 
 

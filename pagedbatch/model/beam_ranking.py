@@ -12,21 +12,21 @@ import torch
 from pagedbatch_kernels.sampling import SamplingOps
 from torch import Tensor
 
-from pagedbatch.model.logits_processors import changes_scores, process_row
-from pagedbatch.model.logprobs import NOT_NUMBERS, leave_out_padding_, list_top_logprobs, readable, top_logprobs
-from pagedbatch.model.token_mask import keep_allowed_
-from pagedbatch.model.transfer import Pass, send
+from pagedbatch.model.logits_processors import apply_logits_processors, needs_logits_processors
+from pagedbatch.model.logprobs import NOT_NUMBERS, list_top_logprobs, mask_padding_, to_supported_dtype, top_logprobs
+from pagedbatch.model.token_mask import apply_token_mask_
+from pagedbatch.model.transfer import DeviceTask, to_device
 from pagedbatch.step import BeamResult, BeamTask, History
 
 
-def beam_passes(
+def beam_device_tasks(
     logits: Tensor,
     tasks: list[BeamTask],
     eos_token_ids: frozenset[int],
     ops: SamplingOps,
     *,
     num_token_ids: int | None = None,
-) -> list[Pass[list[BeamResult]]]:
+) -> list[DeviceTask[list[BeamResult]]]:
     """The work of ranking each task's beams jointly: the passes' results together are those of `tasks`, in order.
 
     Args:
@@ -36,7 +36,7 @@ def beam_passes(
         num_token_ids: ids from here on are no tokens, and never chosen.
     """
     rows_at_once = ops.max_batch_size(logits)
-    passes: list[Pass[list[BeamResult]]] = []
+    passes: list[DeviceTask[list[BeamResult]]] = []
     row = 0
     for (width, _), alike in groupby(tasks, key=_shape):
         group = list(alike)
@@ -56,26 +56,26 @@ def _shape(task: BeamTask) -> tuple[int, int]:
 
 def _rank(
     tasks: list[BeamTask], logits: Tensor, eos_token_ids: frozenset[int], ops: SamplingOps, num_token_ids: int | None
-) -> Pass[list[BeamResult]]:
+) -> DeviceTask[list[BeamResult]]:
     """Ranks tasks of one `_shape`.
 
     Args:
         logits: [num_tasks * width, vocab_size].
     """
     num_tasks, width, vocab_size = len(tasks), len(tasks[0].seq_indices), logits.shape[1]
-    scores = readable(logits, ops)
+    scores = to_supported_dtype(logits, ops)
     normalisers = ops.logsumexp(scores)
     are_numbers = torch.isfinite(normalisers).view(num_tasks, width).all(dim=1)
-    leave_out_padding_(scores, num_token_ids)
+    mask_padding_(scores, num_token_ids)
     raw_counts, processed_counts = _counts(tasks, "raw"), _counts(tasks, "processed")
     raw_tops = top_logprobs(raw_counts, scores, normalisers, ops)
-    if any(task.allowed is not None or changes_scores(task.params, task.position) for task in tasks):
+    if any(task.allowed is not None or needs_logits_processors(task.params, task.position) for task in tasks):
         scores = scores - normalisers.unsqueeze(1)
         normalisers = torch.zeros_like(normalisers)
         _process(tasks, scores, eos_token_ids)
     processed_tops = top_logprobs(processed_counts, scores, normalisers, ops)
 
-    standing = send([score for task in tasks for score in task.scores], torch.float32, logits.device)
+    standing = to_device([score for task in tasks for score in task.scores], torch.float32, logits.device)
     num_candidates = min(tasks[0].num_candidates, width * vocab_size)
     sums, places = ops.joint_topk(scores, normalisers, standing, width, num_candidates)
     chosen = scores.reshape(num_tasks, -1).gather(1, places).float()
@@ -118,9 +118,9 @@ def _process(tasks: list[BeamTask], logprobs: Tensor, eos_token_ids: frozenset[i
     for task in tasks:
         rows = range(first, first + len(task.seq_indices))
         first = rows.stop
-        if changes_scores(task.params, task.position):
+        if needs_logits_processors(task.params, task.position):
             histories: list[History] | list[None] = task.histories or [None] * len(rows)
             for row, history in zip(rows, histories, strict=True):
-                process_row(logprobs[row], task.params, task.position, history, eos_token_ids)
+                apply_logits_processors(logprobs[row], task.params, task.position, history, eos_token_ids)
         if task.allowed is not None:
-            keep_allowed_(logprobs, rows, task.allowed)
+            apply_token_mask_(logprobs, rows, task.allowed)

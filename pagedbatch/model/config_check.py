@@ -14,8 +14,8 @@ from typing import Any, TypeGuard
 import torch
 
 from pagedbatch.errors import UsageError
+from pagedbatch.model.model_config import sliding_windows
 from pagedbatch.model.model_files import shown
-from pagedbatch.model.support import sliding_windows
 
 _MOST_LAYERS = 2000
 _MOST_EXPERTS = 20_000

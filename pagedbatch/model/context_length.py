@@ -24,6 +24,18 @@ class ContextLength:
     why: str | None = None
     ceiling: str | None = None
 
+    def max_model_len(self, asked: int | None = None) -> int:
+        """The maximum number of tokens of a sequence in a run: as asked, else as the config says.
+
+        Raises:
+            UsageError: what is asked is more than this model can do here.
+        """
+        if asked is None:
+            return self.tokens
+        if asked > self.tokens and self.ceiling is not None:
+            raise UsageError(f"--max-model-len {asked}: this model's limit is {self.tokens} tokens, as {self.ceiling}")
+        return asked
+
 
 def context_length(config: Any) -> ContextLength:
     """The length that a model was made for, from its (text) config.
@@ -57,27 +69,3 @@ def _scaled(kind: str, longest: int, original: int | None, factor: float | None)
     if not factor or (kind == "llama3" and original != longest):
         return longest
     return round((original or longest) * factor)
-
-
-def max_model_len(config: Any, asked: int | None = None) -> int:
-    """The most tokens that a sequence may have: as asked, else as the config says.
-
-    Raises:
-        UsageError: what is asked is more than this model can do here.
-    """
-    found = context_length(config)
-    if asked is None:
-        return found.tokens
-    if asked > found.tokens and found.ceiling is not None:
-        raise UsageError(f"--max-model-len {asked}: this model's limit is {found.tokens} tokens, as {found.ceiling}")
-    return asked
-
-
-def beyond_config(config: Any, asked: int | None) -> str | None:
-    """One line where more is asked than the model was made for."""
-    longest = context_length(config).tokens
-    if asked is None or asked <= longest:
-        return None
-    return (
-        f"--max-model-len {asked} is more than the {longest} tokens of this model's config: what is beyond may be poor"
-    )

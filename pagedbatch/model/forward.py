@@ -11,7 +11,7 @@ from torch import Tensor
 from pagedbatch.errors import RunError
 from pagedbatch.model.attention import PagedAttention
 from pagedbatch.model.input_batch import InputBatch
-from pagedbatch.model.mapped_weights import map_each_alone
+from pagedbatch.model.mapped_weights import map_separately
 from pagedbatch.model.padded_gemm import PaddedGemm, needs_padding
 
 #: Logits [num_logits, vocab_size] of the batch's `logits_indices`.
@@ -20,7 +20,7 @@ Forward: TypeAlias = Callable[[InputBatch], Tensor]
 ForwardName: TypeAlias = Literal["auto", "hf"]
 
 
-class PlainForward:
+class HfForward:
     """The library's own forward, whose attention layers are bound to ours."""
 
     def __init__(self, model: Any, attention: PagedAttention, num_layers: int) -> None:
@@ -72,17 +72,17 @@ def choose_forward(
         from pagedbatch_kernels.cpu.norm_rope import NormRope
 
         from pagedbatch.model.linear import choose_linears
-        from pagedbatch.model.llama_forward import LeanForward, can_run_lean
+        from pagedbatch.model.llama_forward import FusedForward, can_run_fused
 
-        if can_run_lean(model):
+        if can_run_fused(model):
             if not keep_model:
-                _leave_the_file(model)
+                _detach_from_mmap(model)
             linears = choose_linears(model.dtype, notice)
-            return "lean", LeanForward(model, attention, NormRope(notice), linears, keep_model=keep_model)
-    return "plain", PlainForward(model, attention, num_layers)
+            return "fused", FusedForward(model, attention, NormRope(notice), linears, keep_model=keep_model)
+    return "hf", HfForward(model, attention, num_layers)
 
 
-def _leave_the_file(model: Any) -> None:
+def _detach_from_mmap(model: Any) -> None:
     """Gives memory of its own to what the lean forward takes over as it is: the embeddings, norms and biases.
 
     A checkpoint is mapped into memory, and one tensor that still lies there would keep all of it there, beside the
@@ -95,4 +95,4 @@ def _leave_the_file(model: Any) -> None:
             parameter.data = parameter.data.clone()
         else:
             packed.append(parameter)
-    map_each_alone(packed)
+    map_separately(packed)

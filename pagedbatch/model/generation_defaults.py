@@ -60,13 +60,14 @@ _LACKED: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Values for fields of `GenerationParams`, and the names of set controls that are left out."""
+    """Values for fields of `GenerationParams`, names of set controls that are left out, and the file's name."""
 
     values: dict[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    place: str = GENERATION_CONFIG
 
 
-def take_over(config: Any, max_model_len: int) -> GenerationDefaults:
+def read_generation_defaults(config: Any, max_model_len: int, place: str = GENERATION_CONFIG) -> GenerationDefaults:
     """The defaults of a model of `max_model_len` tokens at most.
 
     Args:
@@ -87,7 +88,7 @@ def take_over(config: Any, max_model_len: int) -> GenerationDefaults:
         values["bad_words"] = bad_words
     if (said("max_length") or max_model_len) < max_model_len and said("max_new_tokens") is None:
         left_out.append("max_length")
-    return GenerationDefaults(values, tuple(left_out))
+    return GenerationDefaults(values, tuple(left_out), place)
 
 
 def check_generation_config(raw: Mapping[str, Any], place: str) -> None:

@@ -20,7 +20,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _KEPT_BYTES, _KEPT_BYTES_EACH = 256 * 2**20, 32 * 2**20
 
 
-def keep_little() -> None:
+def limit_caches() -> None:
     """Bounds what oneDNN and malloc keep. To be called before the first product, and before there are other threads.
 
     What the environment says already stands. With one arena in place of one a thread, what the threads that load

@@ -11,7 +11,7 @@ from pagedbatch_kernels.interface import AttentionBatch, SharedPrefixes
 from pagedbatch_kernels.prefix_groups import PrefixCosts, find_prefix_groups
 from torch import Tensor
 
-from pagedbatch.model.transfer import send_together
+from pagedbatch.model.transfer import to_device_packed
 from pagedbatch.step import ScheduledSequence, SchedulerOutput
 
 
@@ -19,7 +19,7 @@ from pagedbatch.step import ScheduledSequence, SchedulerOutput
 class InputBatch:
     """What one forward takes.
 
-    `logits_indices` are the flat positions whose logits are needed: the last token of each row of `rows_needed`, then
+    `logits_indices` are the flat positions whose logits are needed: the last token of each of `sampled_sequences`, then
     those that the step's prompt tasks score. `last_attention` is the attention of these positions alone, each a
     sequence of its own: all that the last layer has to compute. It is None where it would save nothing.
     """
@@ -31,7 +31,7 @@ class InputBatch:
     last_attention: AttentionBatch | None = None
 
 
-def rows_needed(step: SchedulerOutput) -> list[int]:
+def sampled_sequences(step: SchedulerOutput) -> list[int]:
     """The scheduled rows that draw or rank a token, in task order: first the samples, then the beams."""
     return [task.seq_index for task in step.samples] + [row for task in step.beams for row in task.seq_indices]
 
@@ -59,11 +59,11 @@ class InputBatcher:
         last_token = query_start_loc[1:] - 1
         scored = (query_start_loc[task.seq_index] + task.first + np.arange(len(task.targets)) for task in step.prompts)
 
-        tensors = send_together(
+        tensors = to_device_packed(
             [
                 np.fromiter(chain.from_iterable(s.token_ids for s in sequences), np.int64, num_tokens),
                 positions,
-                np.concatenate([last_token[rows_needed(step)], *scored]),
+                np.concatenate([last_token[sampled_sequences(step)], *scored]),
                 slot_mapping,
                 block_tables,
                 context_lens + query_lens,
@@ -81,7 +81,7 @@ class InputBatcher:
             max_seq_len=int((context_lens + query_lens).max()),
             shared_prefixes=self._shared_prefixes(sequences, query_lens.tolist(), query_start_loc.tolist()),
         )
-        needed = rows_needed(step)
+        needed = sampled_sequences(step)
         saves = self._device.type == "cpu" and not step.prompts and 0 < len(needed) < num_tokens
         return InputBatch(
             input_ids=input_ids.unsqueeze(0),

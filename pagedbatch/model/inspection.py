@@ -8,24 +8,25 @@ from typing import Any
 
 from pagedbatch.errors import UsageError
 from pagedbatch.model.checkpoint import check_folder, check_tensors, checkpoint_tensors
-from pagedbatch.model.loader import load_tokenizer, model_defaults, whole_config
-from pagedbatch.model.model_config import ModelFacts, model_facts
+from pagedbatch.model.hf_config import text_config, whole_config
+from pagedbatch.model.model_config import ModelConfig, unsupported_reason
+from pagedbatch.model.model_defaults import model_defaults
 from pagedbatch.model.model_files import ModelSource, find_model
 from pagedbatch.model.quantization import quantization_method, quantization_of, quantization_problem
-from pagedbatch.model.support import what_is_missing
+from pagedbatch.model.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
     """What was found. `problems` are all that stand in the way; none: the model runs here.
 
-    `facts` is None for a model that this engine has no words for. `weights` and `quantisation` are told in words; None:
+    `config` is None for a model of a type that is not supported. `weights` and `quantisation` are told in words; None:
     there are no weights here to look at, and the checkpoint is not quantised.
     """
 
     model_type: str
     problems: tuple[str, ...]
-    facts: ModelFacts | None = None
+    config: ModelConfig | None = None
     weights: str | None = None
     quantisation: str | None = None
 
@@ -38,8 +39,8 @@ def inspect_model(model: str, *, trust_remote_code: bool = False) -> Inspection:
     """
     source = find_model(model)
     config = whole_config(source, trust_remote_code=trust_remote_code)
-    text = config.get_text_config(decoder=True)
-    missing = what_is_missing(text)
+    text = text_config(config)
+    missing = unsupported_reason(text)
     if missing is not None:
         return Inspection(text.model_type, (missing,))
     settings = quantization_of(config)
@@ -54,7 +55,7 @@ def inspect_model(model: str, *, trust_remote_code: bool = False) -> Inspection:
     return Inspection(
         model_type=text.model_type,
         problems=tuple(problems),
-        facts=model_facts(text),
+        config=ModelConfig.from_hf(text),
         weights=_weights(source, config),
         quantisation=None if settings is None else str(quantization_method(settings)),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -13,7 +12,8 @@ from pagedbatch_kernels.interface import Backend, CacheShape
 from torch import Tensor
 
 from pagedbatch.errors import UsageError
-from pagedbatch.model.transfer import send
+from pagedbatch.model.model_config import ModelConfig
+from pagedbatch.model.transfer import to_device
 from pagedbatch.step import BlockCopy
 
 #: Share of the memory that is free once the weights are loaded that the pool may take; the rest is for activations,
@@ -72,24 +72,7 @@ class KVCache:
 def _ids(copies: list[BlockCopy], device: torch.device) -> tuple[Tensor, Tensor]:
     """Source and destination ids on the device, which does not wait for them."""
     sources, targets = zip(*copies, strict=True)
-    return send(sources, torch.int64, device), send(targets, torch.int64, device)
-
-
-def cache_shape(config: Any, block_size: int) -> CacheShape:
-    """The shape of a model's cache, from its config."""
-    head_size = _said(config, "head_dim") or config.hidden_size // config.num_attention_heads
-    num_kv_heads = _said(config, "num_key_value_heads") or config.num_attention_heads
-    if getattr(config, "multi_query", False):  # GPT-BigCode's name for one KV head
-        num_kv_heads = 1
-    return CacheShape(config.num_hidden_layers, block_size, num_kv_heads, head_size)
-
-
-def _said(config: Any, name: str) -> Any:
-    """What a config says of its heads; None where its models, the library's without grouped queries, never read it."""
-    kind = type(config)
-    if kind.__module__.startswith("transformers.") and "num_key_value_heads" not in {*dir(kind), *kind.attribute_map}:
-        return None
-    return getattr(config, name, None)
+    return to_device(sources, torch.int64, device), to_device(targets, torch.int64, device)
 
 
 def free_memory(device: torch.device) -> int:
@@ -120,7 +103,7 @@ class PoolSize:
 
 
 def choose_pool_size(
-    config: Any,
+    config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
     *,
@@ -133,7 +116,7 @@ def choose_pool_size(
     memory_share: float = 1.0,
     spoken_for: int = 0,
 ) -> PoolSize:
-    """The pools of a run of the model that has this (text) config.
+    """The pools of a run of this model.
 
     Args:
         max_model_len, max_num_seqs: no unasked pool is larger than so many sequences of this length.
@@ -143,7 +126,7 @@ def choose_pool_size(
     Raises:
         UsageError: not even one block fits.
     """
-    block_bytes = cache_shape(config, block_size).block_bytes(dtype)
+    block_bytes = config.cache_shape(block_size).block_bytes(dtype)
     chosen = choose_num_blocks(
         block_bytes,
         device,

@@ -47,7 +47,7 @@ class Linears(Protocol):
         ...
 
 
-class PanelLinears:
+class PackedLinears:
     """By our own library: a token's outputs are the same bits whatever it is batched with."""
 
     def __init__(self, gemm: PackedGemm) -> None:
@@ -55,12 +55,12 @@ class PanelLinears:
 
     def linear(self, *layers: nn.Linear, keep: bool) -> ResidualLinear:
         panels = self._gemm.pack([layer.weight.detach() for layer in layers], [_bias(layer) for layer in layers])
-        _let_go(layers, keep)
+        _release_weights(layers, keep)
         return partial(self._gemm.matmul, panels)
 
     def gated(self, gate: nn.Linear, up: nn.Linear, *, keep: bool) -> Linear:
         panels = self._gemm.pack_swiglu(gate.weight.detach(), up.weight.detach(), [_bias(gate), _bias(up)])
-        _let_go((gate, up), keep)
+        _release_weights((gate, up), keep)
         return partial(self._gemm.matmul, panels)
 
 
@@ -84,7 +84,7 @@ def _reordered(layers: Sequence[nn.Linear], keep: bool) -> tuple[Tensor, Tensor 
         bias = torch.cat([zero if each is None else each for each, zero in zip(biases, zeros, strict=True)])
     weight = torch.cat(weights) if len(weights) > 1 else weights[0]
     reordered = torch.ops.mkldnn._reorder_linear_weight(weight, _EXPECTED_ROWS)
-    _let_go(layers, keep)
+    _release_weights(layers, keep)
     return reordered, bias
 
 
@@ -109,7 +109,7 @@ def _bias(layer: nn.Linear) -> Tensor | None:
     return None if layer.bias is None else layer.bias.detach()
 
 
-def _let_go(layers: Sequence[nn.Linear], keep: bool) -> None:
+def _release_weights(layers: Sequence[nn.Linear], keep: bool) -> None:
     """Takes their weights, unless they are to be kept."""
     for layer in () if keep else layers:
         layer.weight = nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
@@ -124,4 +124,4 @@ def choose_linears(dtype: torch.dtype, notice: Callable[[str], None]) -> Linears
     gemm = PackedGemm(notice)
     if dtype == torch.bfloat16 and gemm.has_matrix_unit and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return OneDnnLinears()
-    return PanelLinears(gemm)
+    return PackedLinears(gemm)

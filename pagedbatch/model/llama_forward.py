@@ -22,11 +22,11 @@ from transformers.activations import SiLUActivation
 from pagedbatch.model.attention import PagedAttention
 from pagedbatch.model.input_batch import InputBatch
 from pagedbatch.model.linear import Linear, Linears, ResidualLinear
-from pagedbatch.model.support import sliding_windows
+from pagedbatch.model.model_config import sliding_windows
 
 #: Model types whose decoder layer is Llama's, with or without biases, head norms, windows and layers without positions.
 #: `tests/test_lean.py` compares each with the plain forward.
-LEAN_MODEL_TYPES = frozenset({"cwm", "llama", "ministral", "mistral", "qwen2", "qwen3", "seed_oss", "smollm3"})
+FUSED_MODEL_TYPES = frozenset({"cwm", "llama", "ministral", "mistral", "qwen2", "qwen3", "seed_oss", "smollm3"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,11 @@ class Layer:
         )
 
 
-class LeanForward:
+class FusedForward:
     """Runs the model's layers in place of its own `forward`.
 
     Args:
-        model: one that `can_run_lean`.
+        model: one that `can_run_fused`.
         keep_model: leave it its weights, at the price of a second copy; else it can't be called afterwards.
     """
 
@@ -158,10 +158,10 @@ class LeanForward:
         return self._ops.rms_norm(hidden, norm.weight, norm.epsilon)
 
 
-def can_run_lean(model: Any) -> bool:
-    """Whether `LeanForward` computes what the model's own forward does."""
+def can_run_fused(model: Any) -> bool:
+    """Whether `FusedForward` computes what the model's own forward does."""
     config = model.config
-    if config.model_type not in LEAN_MODEL_TYPES:
+    if config.model_type not in FUSED_MODEL_TYPES:
         return False
     if model.device.type != "cpu" or model.dtype not in (torch.float32, torch.bfloat16):
         return False

@@ -11,14 +11,14 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from pagedbatch.model.transfer import send
+from pagedbatch.model.transfer import to_device
 from pagedbatch.params import GenerationParams
 from pagedbatch.step import History
 
 NEVER = float("-inf")
 
 
-def changes_scores(params: GenerationParams, position: int) -> bool:
+def needs_logits_processors(params: GenerationParams, position: int) -> bool:
     """Whether any control of this request has work to do at this position."""
     return (
         params.reads_history
@@ -27,7 +27,7 @@ def changes_scores(params: GenerationParams, position: int) -> bool:
     )
 
 
-def process_row(
+def apply_logits_processors(
     scores: Tensor, params: GenerationParams, position: int, history: History | None, eos_token_ids: frozenset[int]
 ) -> None:
     """Applies every control that the request uses.
@@ -38,14 +38,14 @@ def process_row(
     """
     if params.logit_bias:
         token_ids, biases = zip(*params.logit_bias, strict=True)
-        scores[send(token_ids, torch.int64, scores.device)] += send(biases, torch.float32, scores.device)
+        scores[to_device(token_ids, torch.int64, scores.device)] += to_device(biases, torch.float32, scores.device)
     everything: list[int] = []
     if history is not None:
         everything = history.prompt_token_ids + history.output_token_ids
         if params.repetition_penalty != 1.0:
-            penalise_repetition(scores, everything, params.repetition_penalty)
+            apply_repetition_penalty(scores, everything, params.repetition_penalty)
         if params.presence_penalty or params.frequency_penalty:
-            penalise_presence(scores, history.output_token_ids, params.presence_penalty, params.frequency_penalty)
+            apply_output_penalties(scores, history.output_token_ids, params.presence_penalty, params.frequency_penalty)
         if params.no_repeat_ngram_size > 0:
             _forbid(scores, repeated_ngram_ends(everything, params.no_repeat_ngram_size))
     if params.bad_words:
@@ -54,7 +54,7 @@ def process_row(
         # Some models name end tokens past their vocabulary.
         _forbid(scores, [i for i in (*eos_token_ids, *params.stop_token_ids) if i < len(scores)])
     if params.allowed_token_ids:
-        allowed = send(params.allowed_token_ids, torch.int64, scores.device)
+        allowed = to_device(params.allowed_token_ids, torch.int64, scores.device)
         kept = scores[allowed]
         scores.fill_(NEVER)
         scores[allowed] = kept
@@ -62,22 +62,22 @@ def process_row(
 
 def _forbid(scores: Tensor, token_ids: list[int]) -> None:
     if token_ids:
-        scores.index_fill_(0, send(token_ids, torch.int64, scores.device), NEVER)
+        scores.index_fill_(0, to_device(token_ids, torch.int64, scores.device), NEVER)
 
 
-def penalise_repetition(scores: Tensor, token_ids: list[int], penalty: float) -> None:
+def apply_repetition_penalty(scores: Tensor, token_ids: list[int], penalty: float) -> None:
     """Divides positive and multiplies negative scores of tokens seen before (CTRL, arXiv 1909.05858)."""
-    seen = send(sorted(set(token_ids)), torch.int64, scores.device)
+    seen = to_device(sorted(set(token_ids)), torch.int64, scores.device)
     values = scores[seen]
     scores[seen] = torch.where(values < 0, values * penalty, values / penalty)
 
 
-def penalise_presence(scores: Tensor, token_ids: list[int], presence: float, frequency: float) -> None:
+def apply_output_penalties(scores: Tensor, token_ids: list[int], presence: float, frequency: float) -> None:
     """Lowers the score of each generated token once, and by how often it came."""
     if token_ids:
         counts = Counter(token_ids)
-        seen = send(list(counts), torch.int64, scores.device)
-        scores[seen] -= presence + frequency * send(list(counts.values()), torch.float32, scores.device)
+        seen = to_device(list(counts), torch.int64, scores.device)
+        scores[seen] -= presence + frequency * to_device(list(counts.values()), torch.float32, scores.device)
 
 
 def repeated_ngram_ends(token_ids: list[int], size: int) -> list[int]:

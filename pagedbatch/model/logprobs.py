@@ -10,18 +10,18 @@ import torch
 from pagedbatch_kernels.sampling import SamplingOps
 from torch import Tensor
 
-from pagedbatch.model.transfer import send
+from pagedbatch.model.transfer import to_device
 from pagedbatch.step import TopLogprobs
 
 NOT_NUMBERS = "the model's logits are not finite numbers (NaN or infinity) at this position"
 
 
-def readable(logits: Tensor, ops: SamplingOps) -> Tensor:
+def to_supported_dtype(logits: Tensor, ops: SamplingOps) -> Tensor:
     """`logits` in a dtype that `ops` reads: as they are, or in float32."""
     return logits if logits.dtype in ops.dtypes else logits.float()
 
 
-def leave_out_padding_(scores: Tensor, num_token_ids: int | None) -> None:
+def mask_padding_(scores: Tensor, num_token_ids: int | None) -> None:
     """Sets to minus infinity, in place, what stands behind the tokenizer's last token: it is never chosen or listed.
 
     Models round their vocabulary up. Normalisers that were taken before stay the model's own.
@@ -43,7 +43,7 @@ def top_logprobs(wanted: list[int | None], scores: Tensor, normalisers: Tensor, 
         return []
     most = min(max(wanted[i] or 0 for i in asked), scores.shape[1])
     if len(asked) < len(wanted):
-        index = send(asked, torch.int64, scores.device)
+        index = to_device(asked, torch.int64, scores.device)
         scores, normalisers = scores[index], normalisers[index]
     logprobs, token_ids = ops.joint_topk(scores, normalisers, torch.zeros_like(normalisers), 1, most)
     return [token_ids, logprobs]

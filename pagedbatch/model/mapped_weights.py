@@ -29,7 +29,7 @@ class MappedFile:
     def holds(self, tensor: Tensor) -> bool:
         return self.start <= tensor.data_ptr() and tensor.data_ptr() + tensor.nbytes <= self.stop
 
-    def mapped_alone(self, tensor: Tensor) -> Tensor | None:
+    def mapped_separately(self, tensor: Tensor) -> Tensor | None:
         """The tensor, read from the same bytes of the file by a mapping of its own; None if the file was replaced."""
         begin = self.offset + tensor.data_ptr() - self.start
         aligned = begin - begin % mmap.ALLOCATIONGRANULARITY
@@ -49,7 +49,7 @@ class MappedFile:
         return alone.view(tensor.shape)
 
 
-def map_each_alone(parameters: Iterable[nn.Parameter]) -> None:
+def map_separately(parameters: Iterable[nn.Parameter]) -> None:
     """Gives each parameter that lies in a mapped file a mapping of its own. The others stay as they are, as do all
     where the system doesn't tell what is mapped (Linux does)."""
     files = _mapped_files()
@@ -57,7 +57,7 @@ def map_each_alone(parameters: Iterable[nn.Parameter]) -> None:
         weight = parameter.data
         if weight.device.type != "cpu" or not weight.is_contiguous() or not weight.numel():
             continue
-        alone = next((file.mapped_alone(weight) for file in files if file.holds(weight)), None)
+        alone = next((file.mapped_separately(weight) for file in files if file.holds(weight)), None)
         if alone is not None:
             parameter.data = alone
 

@@ -1,4 +1,4 @@
-"""What a model's config says about running it here: cache size, attention features, limits. No weights are read."""
+"""What a model's config says about running it here: shapes, windows, limits, or why it can't run. Reads no weights."""
 
 from __future__ import annotations
 
@@ -6,71 +6,130 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pagedbatch_kernels.interface import CacheShape
 
-from pagedbatch.model.context_length import context_length
-from pagedbatch.model.kv_cache import cache_shape
+from pagedbatch.errors import UnsupportedModelError
+from pagedbatch.model.context_length import ContextLength, context_length
 from pagedbatch.model.library_errors import one_line_errors, quiet
-from pagedbatch.model.support import sliding_windows, what_is_missing
+
+#: Model types whose every layer routes its attention through `AttentionInterface`; `tests/test_families.py` compares
+#: each with Hugging Face's own attention.
+# fmt: off
+SUPPORTED_MODEL_TYPES = frozenset({
+    "afmoe", "apertus", "arcee", "bitnet", "cohere", "cohere2", "cwm", "ernie4_5", "ernie4_5_moe", "exaone4",
+    "flex_olmo", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox",
+    "gpt_oss", "gptj", "granite", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "jais2", "llama", "minimax_m2",
+    "ministral", "mistral", "mixtral", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi",
+    "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2",
+    "vaultgemma",
+})
+# fmt: on
+
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """A model as the engine sees it.
-
-    `limit_note` says how `max_model_len` comes about where that is not plain. `windows` lists each sliding window once
-    with the number of layers that have it; `missing` says what the engine lacks to run the model, None when nothing.
-    """
+class ModelConfig:
+    """A model as the engine sees it, read from its config once."""
 
     model_type: str
-    missing: str | None
+    vocab_size: int
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_size: int
-    max_model_len: int
-    limit_note: str | None
-    vocab_size: int
-    windows: dict[int, int]
-    softcap: float | None
+    context: ContextLength
+    sliding_windows: tuple[int | None, ...]  #: of each layer, in tokens; None: it sees everything
+    softcap: float | None  #: of attention scores
     has_sinks: bool
-    checkpoint_dtype: torch.dtype | None
+    dtype: torch.dtype | None  #: of the checkpoint, where the config says it
+
+    @classmethod
+    def from_hf(cls, config: Any) -> ModelConfig:
+        """Reads a (text) config of transformers."""
+        num_kv_heads = _read_by_model(config, "num_key_value_heads") or config.num_attention_heads
+        dtype = getattr(config, "dtype", None)
+        return cls(
+            model_type=config.model_type,
+            vocab_size=config.vocab_size,
+            num_layers=config.num_hidden_layers,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=1 if getattr(config, "multi_query", False) else num_kv_heads,  # GPT-BigCode's name for one
+            head_size=_read_by_model(config, "head_dim") or config.hidden_size // config.num_attention_heads,
+            context=context_length(config),
+            sliding_windows=tuple(sliding_windows(config)),
+            softcap=getattr(config, "attn_logit_softcapping", None),
+            has_sinks=config.model_type == "gpt_oss",
+            dtype=dtype if isinstance(dtype, torch.dtype) else None,
+        )
+
+    @property
+    def max_window(self) -> int | None:
+        """The largest window if every layer has one: no layer looks at tokens before it again."""
+        windows = [window for window in self.sliding_windows if window is not None]
+        return max(windows) if windows and len(windows) == self.num_layers else None
+
+    def cache_shape(self, block_size: int) -> CacheShape:
+        return CacheShape(self.num_layers, block_size, self.num_kv_heads, self.head_size)
 
     def token_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of K and V of one token, all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_size * dtype.itemsize
+        return self.cache_shape(1).block_bytes(dtype)
 
 
-def model_facts(config: Any) -> ModelFacts:
-    """Reads a (text) config."""
-    shape = cache_shape(config, block_size=1)
-    limit = context_length(config)
-    dtype = getattr(config, "dtype", None)
-    return ModelFacts(
-        model_type=config.model_type,
-        missing=what_is_missing(config),
-        num_layers=shape.num_layers,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_size=shape.head_size,
-        max_model_len=limit.tokens,
-        limit_note=limit.why,
-        vocab_size=config.vocab_size,
-        windows=_windows(config),
-        softcap=getattr(config, "attn_logit_softcapping", None),
-        has_sinks=config.model_type == "gpt_oss",
-        checkpoint_dtype=dtype if isinstance(dtype, torch.dtype) else None,
-    )
+def _read_by_model(config: Any, name: str) -> Any:
+    """A key about heads; None where the library's model of this type has no grouped queries and never reads it."""
+    kind = type(config)
+    if kind.__module__.startswith("transformers.") and "num_key_value_heads" not in {*dir(kind), *kind.attribute_map}:
+        return None
+    return getattr(config, name, None)
+
+
+def sliding_windows(config: Any) -> list[int | None]:
+    """The sliding window of each layer in tokens, None where the layer sees everything."""
+    window = getattr(config, "sliding_window", None)
+    if window is None or getattr(config, "use_sliding_window", True) is False:
+        return [None] * config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def check_supported(config: Any) -> None:
+    """
+    Args:
+        config: the model's (text) config.
+
+    Raises:
+        UnsupportedModelError: the model needs something that is missing here; says what.
+    """
+    reason = unsupported_reason(config)
+    if reason is not None:
+        raise UnsupportedModelError(f"model type {config.model_type!r} can't run here: {reason}")
+
+
+def unsupported_reason(config: Any) -> str | None:
+    """What this engine lacks to run the model of a (text) config, None when nothing."""
+    if getattr(config, "is_encoder_decoder", False):
+        return "it is an encoder-decoder, and cross-attention is not supported"
+    if getattr(config, "kv_lora_rank", None):
+        return "its latent attention (MLA) caches something other than keys and values of one size"
+    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
+        return "its ALiBi position biases are not supported"
+    other_layers = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
+    if other_layers:
+        kinds = ", ".join(sorted(other_layers))
+        return f"it has {kinds} layers, and only full and sliding-window attention is supported"
+    if any(hasattr(config, name) for name in ("state_size", "ssm_state_size", "mamba_d_state", "conv_kernel")):
+        return "it has state-space layers, whose state the KV pool does not hold"
+    if config.model_type not in SUPPORTED_MODEL_TYPES:
+        return "its attention has not been compared with Hugging Face's"
+    return None
 
 
 def num_parameters(config: Any) -> int:
-    """How many weights a model of this config has, tied ones counted once; none of them is made."""
+    """Number of weights of a model of this config, tied ones counted once. None of them is allocated."""
     from transformers import AutoModelForCausalLM
 
     with one_line_errors("no model can be built from its config"), quiet(), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")  # whatever the config asks for
     return sum(weight.numel() for weight in model.parameters())
-
-
-def _windows(config: Any) -> dict[int, int]:
-    windows = [window for window in sliding_windows(config) if window is not None]
-    return {window: windows.count(window) for window in sorted(set(windows))}

@@ -6,7 +6,7 @@ import torch
 from pagedbatch_kernels.sampling import SamplingOps
 from torch import Tensor
 
-from pagedbatch.model.logprobs import NOT_NUMBERS, leave_out_padding_, list_top_logprobs, readable, top_logprobs
+from pagedbatch.model.logprobs import NOT_NUMBERS, list_top_logprobs, mask_padding_, to_supported_dtype, top_logprobs
 from pagedbatch.step import PromptScores, PromptTask
 
 #: Logits worked on at once: what float32 copies of them take stays small whatever the prompt.
@@ -34,13 +34,13 @@ def _score(task: PromptTask, logits: Tensor, ops: SamplingOps, num_token_ids: in
     scores = PromptScores()
     rows_at_once = max(1, _LOGITS_AT_ONCE // logits.shape[1])
     for start in range(0, len(task.targets), rows_at_once):
-        raw = readable(logits[start : start + rows_at_once], ops)
+        raw = to_supported_dtype(logits[start : start + rows_at_once], ops)
         targets = torch.tensor(task.targets[start : start + rows_at_once], device=raw.device)
         normalisers = ops.logsumexp(raw)
         if not bool(torch.isfinite(normalisers).all()):
             return PromptScores(error=NOT_NUMBERS)
         chosen = raw.gather(1, targets.unsqueeze(1)).squeeze(1).float()
-        leave_out_padding_(raw, num_token_ids)
+        mask_padding_(raw, num_token_ids)
         wanted: list[int | None] = [task.num_top] * len(raw)
         tops = [part.tolist() for part in top_logprobs(wanted, raw, normalisers, ops)]
         scores.logprobs.extend((chosen - normalisers).tolist())

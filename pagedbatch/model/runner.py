@@ -17,8 +17,8 @@ from pagedbatch_kernels.sampling import SamplingOps
 from pagedbatch.model.attention import PagedAttention
 from pagedbatch.model.backends import choose_backend, choose_sampling_ops
 from pagedbatch.model.forward import ForwardName, choose_forward
-from pagedbatch.model.input_batch import InputBatcher, rows_needed
-from pagedbatch.model.kv_cache import KVCache, cache_shape, choose_pool_size
+from pagedbatch.model.input_batch import InputBatcher, sampled_sequences
+from pagedbatch.model.kv_cache import KVCache, choose_pool_size
 from pagedbatch.model.loader import LoadedModel
 from pagedbatch.model.prompt_logprobs import score_prompts
 from pagedbatch.model.sampler import Sampler
@@ -54,7 +54,7 @@ class ModelRunner:
             notice=notice,
         )
         attention = AttentionShape(
-            num_heads=loaded.config.num_attention_heads,
+            num_heads=loaded.config.num_heads,
             num_kv_heads=cache.shape.num_kv_heads,
             head_size=cache.shape.head_size,
             itemsize=loaded.dtype.itemsize,
@@ -109,7 +109,7 @@ class ModelRunner:
             max_num_seqs=max_num_seqs,
             memory_share=memory_share,
         )
-        shape = cache_shape(loaded.config, block_size)
+        shape = loaded.config.cache_shape(block_size)
         cache = KVCache(backend, shape, size.num_blocks, size.num_swap_blocks, loaded.dtype, loaded.device)
         sampling_ops = choose_sampling_ops(attention, backend_name, loaded.device, notice)
         return cls(
@@ -139,7 +139,7 @@ class ModelRunner:
         logits = self._forward(batch)
         forwarded = time.perf_counter()
         samples, beams = self._sampler(logits, step)
-        scored = logits[len(rows_needed(step)) :]
+        scored = logits[len(sampled_sequences(step)) :]
         prompts = score_prompts(scored, step.prompts, self._sampling_ops, self._num_token_ids)
         ended = time.perf_counter()
         seconds = StepSeconds(

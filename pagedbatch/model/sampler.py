@@ -10,13 +10,13 @@ import torch
 from pagedbatch_kernels.sampling import Draws, SamplingOps
 from torch import Tensor
 
-from pagedbatch.model.beam_ranking import beam_passes
-from pagedbatch.model.logits_processors import changes_scores, process_row
-from pagedbatch.model.logprobs import NOT_NUMBERS, leave_out_padding_, list_top_logprobs, readable, top_logprobs
+from pagedbatch.model.beam_ranking import beam_device_tasks
+from pagedbatch.model.logits_processors import apply_logits_processors, needs_logits_processors
+from pagedbatch.model.logprobs import NOT_NUMBERS, list_top_logprobs, mask_padding_, to_supported_dtype, top_logprobs
 from pagedbatch.model.philox import uniforms
-from pagedbatch.model.token_mask import keep_allowed_
-from pagedbatch.model.torch_sampling import TorchSamplingOps, likely_weights
-from pagedbatch.model.transfer import Pass, run_passes, send
+from pagedbatch.model.token_mask import apply_token_mask_
+from pagedbatch.model.torch_sampling import TorchSamplingOps, truncated_probs
+from pagedbatch.model.transfer import DeviceTask, run_device_tasks, to_device
 from pagedbatch.step import BeamResult, SampleResult, SampleTask, SchedulerOutput
 
 NOTHING_LEFT = "the row's settings leave no token to choose at this position"
@@ -41,32 +41,32 @@ class Sampler:
     def __call__(self, logits: Tensor, step: SchedulerOutput) -> tuple[list[SampleResult], list[BeamResult]]:
         """
         Args:
-            logits: [num_rows, vocab_size], rows in the order of `input_batch.rows_needed(step)`; changed where ids are
-                no tokens.
+            logits: [batch_size, vocab_size], in the order of `input_batch.sampled_sequences(step)`; set to -infinity
+                for ids that are no tokens.
             step: the tasks.
         """
         rows_at_once = self._ops.max_batch_size(logits)
         num_samples = len(step.samples)
-        passes: list[Pass[list[Any]]] = []
+        passes: list[DeviceTask[list[Any]]] = []
         for start in range(0, num_samples, rows_at_once):
             tasks = step.samples[start : start + rows_at_once]
             passes.append(self._sample(tasks, logits[start : start + len(tasks)]))
-        passes += beam_passes(
+        passes += beam_device_tasks(
             logits[num_samples:], step.beams, self._eos_token_ids, self._ops, num_token_ids=self._num_token_ids
         )
-        results = list(chain.from_iterable(run_passes(passes)))
+        results = list(chain.from_iterable(run_device_tasks(passes)))
         return results[:num_samples], results[num_samples:]
 
-    def _sample(self, tasks: list[SampleTask], logits: Tensor) -> Pass[list[SampleResult]]:
-        raw = readable(logits, self._ops)
+    def _sample(self, tasks: list[SampleTask], logits: Tensor) -> DeviceTask[list[SampleResult]]:
+        raw = to_supported_dtype(logits, self._ops)
         normalisers = self._ops.logsumexp(raw)
         are_numbers = torch.isfinite(normalisers)
-        leave_out_padding_(raw, self._num_token_ids)
+        mask_padding_(raw, self._num_token_ids)
         scores, have_choice = self._processed(tasks, raw, are_numbers)
         draws = _draws(tasks)
         drawn = self._ops.draw(scores, draws)
 
-        rows = send(draws.batch_indices, torch.int64, raw.device)
+        rows = to_device(draws.batch_indices, torch.int64, raw.device)
         shown, normalisers = _shown(tasks, raw, normalisers, scores, draws, drawn)
         drawn_logprobs = shown[rows, drawn].float() - normalisers[rows]
         counts = [task.params.logprobs for task in tasks]
@@ -93,15 +93,15 @@ class Sampler:
 
         A row without choice has harmless numbers instead, so that nothing below must think of it.
         """
-        changed = [i for i, task in enumerate(tasks) if changes_scores(task.params, task.position)]
+        changed = [i for i, task in enumerate(tasks) if needs_logits_processors(task.params, task.position)]
         constrained = [i for i, task in enumerate(tasks) if task.allowed is not None]
         scores, have_choice = raw, are_numbers
         if changed or constrained:
             scores = raw.to(torch.float32, copy=True)
             for i in changed:
                 task = tasks[i]
-                process_row(scores[i], task.params, task.position, task.history, self._eos_token_ids)
-            keep_allowed_(scores, constrained, [task.allowed for task in tasks if task.allowed is not None])
+                apply_logits_processors(scores[i], task.params, task.position, task.history, self._eos_token_ids)
+            apply_token_mask_(scores, constrained, [task.allowed for task in tasks if task.allowed is not None])
             have_choice = torch.isfinite(scores.amax(dim=-1)) & are_numbers
         # On a CPU it is cheaper to look than to pass over the scores; on a GPU, looking means waiting.
         if raw.device.type == "cpu" and bool(have_choice.all()):
@@ -147,10 +147,10 @@ def _shown(
     shown[wanted] = scores[wanted].float()
     random = np.array([i for i in wanted if tasks[i].params.temperature > 0], np.int64)
     if len(random):
-        rows = send(random, torch.int64, raw.device)
+        rows = to_device(random, torch.int64, raw.device)
         own = np.isin(draws.batch_indices, random)
-        row_of_own = send(np.searchsorted(random, draws.batch_indices[own]), torch.int64, raw.device)
-        drawn_here = drawn[send(np.flatnonzero(own), torch.int64, raw.device)]
-        shown[rows] = likely_weights(shown[rows], draws, random, (row_of_own, drawn_here)).log()
+        row_of_own = to_device(np.searchsorted(random, draws.batch_indices[own]), torch.int64, raw.device)
+        drawn_here = drawn[to_device(np.flatnonzero(own), torch.int64, raw.device)]
+        shown[rows] = truncated_probs(shown[rows], draws, random, (row_of_own, drawn_here)).log()
     normalisers[wanted] = shown[wanted].logsumexp(dim=-1)
     return shown, normalisers

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from pagedbatch.constraint import Allowed, AllowedIds, AllowedMask
-from pagedbatch.model.transfer import send
+from pagedbatch.model.transfer import to_device
 
 _NEVER = float("-inf")
 
 
-def keep_allowed_(scores: Tensor, rows: Sequence[int], allowed: Sequence[Allowed | None]) -> None:
+def apply_token_mask_(scores: Tensor, rows: Sequence[int], allowed: Sequence[Allowed | None]) -> None:
     """Sets to minus infinity, in place, what may not come next. What may come keeps its score.
 
     Args:
@@ -33,18 +33,18 @@ def keep_allowed_(scores: Tensor, rows: Sequence[int], allowed: Sequence[Allowed
 
 def _keep_listed_(scores: Tensor, rows: Sequence[int], token_ids: Sequence[np.ndarray]) -> None:
     lengths = [len(ids) for ids in token_ids]
-    row_of_id = send(np.repeat(np.array(rows), lengths), torch.int64, scores.device)
-    ids = send(np.concatenate(token_ids), torch.int64, scores.device)
+    row_of_id = to_device(np.repeat(np.array(rows), lengths), torch.int64, scores.device)
+    ids = to_device(np.concatenate(token_ids), torch.int64, scores.device)
     kept = scores[row_of_id, ids]
-    scores.index_fill_(0, send(rows, torch.int64, scores.device), _NEVER)
+    scores.index_fill_(0, to_device(rows, torch.int64, scores.device), _NEVER)
     scores[row_of_id, ids] = kept
 
 
 def _keep_masked_(scores: Tensor, rows: Sequence[int], words: Sequence[np.ndarray]) -> None:
-    octets = send(np.stack(words).astype("<i4", copy=False).view(np.uint8), torch.int32, scores.device)
+    octets = to_device(np.stack(words).astype("<i4", copy=False).view(np.uint8), torch.int32, scores.device)
     # Eight tokens at a time by a table, and added: on a CPU this takes a fraction of the time of a mask of bools.
     penalties = torch.nn.functional.embedding(octets, _penalties(scores.device)).flatten(1)[:, : scores.shape[1]]
-    scores.index_add_(0, send(rows, torch.int64, scores.device), penalties)
+    scores.index_add_(0, to_device(rows, torch.int64, scores.device), penalties)
 
 
 @cache

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pagedbatch.model.topk import largest
-from pagedbatch.model.transfer import send
+from pagedbatch.model.transfer import to_device
 
 #: Tokens ranked at first: the whole nucleus of most rows of a language model.
 _FIRST_LOOK = 128
@@ -15,7 +15,7 @@ _BUCKET_SHIFT = 17
 _NUM_BUCKETS = (0x3F800000 >> _BUCKET_SHIFT) + 2  # 0x3F800000 is 1.0, and rounding may lift a weight above it
 
 
-def keep_likely_(weights: Tensor, top_k: list[int], top_p: list[float], min_p: list[float]) -> Tensor:
+def apply_top_k_top_p_(weights: Tensor, top_k: list[int], top_p: list[float], min_p: list[float]) -> Tensor:
     """Sets to zero, in place, what top-k, then top-p, then min-p leave out.
 
     The meaning is that of Hugging Face's warpers in their order. Top-k keeps what is at least as likely as the k-th
@@ -48,15 +48,15 @@ def keep_likely_(weights: Tensor, top_k: list[int], top_p: list[float], min_p: l
 
 
 def keep_by_sorting_(weights: Tensor, top_k: list[int], top_p: list[float], min_p: list[float]) -> Tensor:
-    """`keep_likely_` by one sort of the vocabulary: on a GPU faster than to wait for a look at a first ranking."""
+    """`apply_top_k_top_p_` by one sort of the vocabulary: on a GPU faster than waiting for a first ranking."""
     device, vocab_size = weights.device, weights.shape[1]
     binding = [0 < k < vocab_size for k in top_k]
     if any(binding) or any(p < 1.0 for p in top_p):
-        has_top_k = send(binding, torch.bool, device).unsqueeze(1)
+        has_top_k = to_device(binding, torch.bool, device).unsqueeze(1)
         last_ranks = [k - 1 if binds else 0 for k, binds in zip(top_k, binding, strict=True)]
-        shares = send(top_p, torch.float64, device).unsqueeze(1)
+        shares = to_device(top_p, torch.float64, device).unsqueeze(1)
         ranked, token_ids = weights.sort(dim=-1, descending=True, stable=True)
-        floors = torch.where(has_top_k, ranked.gather(1, send(last_ranks, torch.int64, device).unsqueeze(1)), 0.0)
+        floors = torch.where(has_top_k, ranked.gather(1, to_device(last_ranks, torch.int64, device).unsqueeze(1)), 0.0)
         weights.scatter_(1, token_ids, ranked * _stays(ranked, floors, shares))
     return _keep_min_p_(weights, min_p)
 
@@ -76,7 +76,7 @@ def _stays(ranked: Tensor, floors: Tensor, shares: Tensor, is_whole: Tensor | No
 
 def _keep_min_p_(weights: Tensor, min_p: list[float]) -> Tensor:
     if any(p > 0 for p in min_p):
-        floors = weights.amax(dim=-1, keepdim=True) * send(min_p, torch.float32, weights.device).unsqueeze(1)
+        floors = weights.amax(dim=-1, keepdim=True) * to_device(min_p, torch.float32, weights.device).unsqueeze(1)
         _zero_below_(weights, floors)
     return weights
 

@@ -10,9 +10,9 @@ import torch
 from pagedbatch_kernels.sampling import Draws
 from torch import Tensor
 
-from pagedbatch.model.top_k_top_p import keep_likely_
+from pagedbatch.model.top_k_top_p import apply_top_k_top_p_
 from pagedbatch.model.topk import first_largest, largest
-from pagedbatch.model.transfer import send
+from pagedbatch.model.transfer import to_device
 
 #: Logits worked on at once. On a CPU they stay in its caches, where a pass costs a fraction; on a GPU this only bounds
 #: the memory that a step needs.
@@ -45,14 +45,14 @@ class TorchSamplingOps:
             if len(rows) == 0:
                 continue
             own_draws = np.flatnonzero(is_random[row_of_draw] == kind)
-            own = scores if len(rows) == len(is_random) else scores[send(rows, torch.int64, device)]
-            row_of_own = send(np.searchsorted(rows, row_of_draw[own_draws]), torch.int64, device)
+            own = scores if len(rows) == len(is_random) else scores[to_device(rows, torch.int64, device)]
+            row_of_own = to_device(np.searchsorted(rows, row_of_draw[own_draws]), torch.int64, device)
             if kind:
-                weights = likely_weights(own, draws, rows)
-                picked = invert_cdf(weights, row_of_own, send(draws.uniforms[own_draws], torch.float64, device))
+                weights = truncated_probs(own, draws, rows)
+                picked = invert_cdf(weights, row_of_own, to_device(draws.uniforms[own_draws], torch.float64, device))
             else:
                 picked = first_largest(own)[row_of_own]
-            drawn[send(own_draws, torch.int64, device)] = picked
+            drawn[to_device(own_draws, torch.int64, device)] = picked
         return drawn
 
     def joint_topk(
@@ -65,7 +65,7 @@ class TorchSamplingOps:
         return largest(scores.view(-1, group_size * logits.shape[1]), k)
 
 
-def likely_weights(
+def truncated_probs(
     scores: Tensor, draws: Draws, rows: np.ndarray, drawn: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
     """What each token weighs in the draws of some rows: its probability at the temperature, 0 if it is left out.
@@ -81,11 +81,11 @@ def likely_weights(
     """
     temperatures = [max(draws.temperatures[row], _LEAST_TEMPERATURE) for row in rows]
     if any(temperature != 1.0 for temperature in temperatures):
-        scores = scores / send(temperatures, torch.float32, scores.device).unsqueeze(1)
+        scores = scores / to_device(temperatures, torch.float32, scores.device).unsqueeze(1)
     weights = scores.softmax(dim=-1)
     probabilities = torch.empty(0) if drawn is None else weights[drawn]
     settings = ([each[row] for row in rows] for each in (draws.top_k, draws.top_p, draws.min_p))
-    keep_likely_(weights, *settings)
+    apply_top_k_top_p_(weights, *settings)
     if drawn is not None:
         weights[drawn] = probabilities
     return weights

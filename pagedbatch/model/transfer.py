@@ -1,7 +1,8 @@
-"""Numbers to the device without waiting for it, and a step's results home in one copy. Knows no meaning of them.
+"""Copies to the device that the host doesn't wait for, and a step's results to the host in one copy.
 
-Work on the device is written as a `Pass`: a generator that launches everything, yields the tensors whose numbers it
-needs, is sent them as lists, and returns its results. `run_passes` starts all of them before it waits for the device.
+Work on the device is written as a `DeviceTask`: a generator that launches everything, yields the tensors that it needs
+on the host, is sent them as lists, and returns its results. `run_device_tasks` starts all tasks before it waits for the
+device.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
-Pass: TypeAlias = Generator[list[Tensor], list[Any], T]
+DeviceTask: TypeAlias = Generator[list[Tensor], list[Any], T]
 
 
-def send(values: Sequence[Any] | np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
+def to_device(values: Sequence[Any] | np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
     """`values` as a tensor on `device`. A GPU fetches them when it gets there; the host goes on at once.
 
     The GPU gets there late, after the forwards that were launched before: steps that only prefill never make the host
@@ -31,7 +32,7 @@ def send(values: Sequence[Any] | np.ndarray, dtype: torch.dtype, device: torch.d
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def send_together(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+def to_device_packed(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
     """The int64 arrays, each flat, as tensors on `device`. A GPU gets all of them in one copy, as `send` says."""
     if device.type == "cpu":
         return [torch.from_numpy(array.reshape(-1)) for array in arrays]
@@ -41,7 +42,7 @@ def send_together(arrays: Sequence[np.ndarray], device: torch.device) -> list[Te
     return list(torch.split(staged.to(device, non_blocking=True), sizes))
 
 
-def bring_home(tensors: Sequence[Tensor]) -> list[Any]:
+def to_host(tensors: Sequence[Tensor]) -> list[Any]:
     """The tensors as (nested) lists. On a GPU this is the one place where the host waits for the device.
 
     All travel together as float64, which holds float32, booleans and token ids exactly.
@@ -53,10 +54,10 @@ def bring_home(tensors: Sequence[Tensor]) -> list[Any]:
     return [part.to(tensor.dtype).view(tensor.shape).tolist() for part, tensor in zip(parts, tensors, strict=True)]
 
 
-def run_passes(passes: Sequence[Pass[T]]) -> list[T]:
+def run_device_tasks(passes: Sequence[DeviceTask[T]]) -> list[T]:
     """Starts every pass, brings what they want home in one copy, and lets them finish in order."""
     wanted = [next(one) for one in passes]
-    home = iter(bring_home(list(chain.from_iterable(wanted))))
+    home = iter(to_host(list(chain.from_iterable(wanted))))
     results: list[T] = []
     for one, tensors in zip(passes, wanted, strict=True):
         try:

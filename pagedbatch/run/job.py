@@ -198,7 +198,7 @@ class _Run:
             settings=describe_settings(
                 self.settings,
                 self.opened.text.params,
-                self.opened.text.defaults.generation,
+                self.opened.text.defaults.generation.values,
                 used=self.engines.used() | ({} if date is None else {"date": date}),
             ),
             num_rows=len(self.unfinished.rows),

@@ -18,7 +18,8 @@ from pagedbatch.settings import RunSettings
 from pagedbatch.stats.memory import MemoryAccount
 
 if TYPE_CHECKING:
-    from pagedbatch.model.loader import LoadedModel, ModelDefaults
+    from pagedbatch.model.loader import LoadedModel
+    from pagedbatch.model.model_defaults import ModelDefaults
     from pagedbatch.model.runner import ModelRunner
 
 
@@ -72,10 +73,11 @@ def open_text_side(
     Raises:
         UsageError: no such model, or it can't do what is asked of it.
     """
-    from pagedbatch.model.host_memory import keep_little
-    from pagedbatch.model.loader import load_tokenizer, model_defaults, num_token_ids
+    from pagedbatch.model.host_memory import limit_caches
+    from pagedbatch.model.model_defaults import model_defaults, num_token_ids
+    from pagedbatch.model.tokenizer import load_tokenizer
 
-    keep_little()
+    limit_caches()
     defaults = model_defaults(
         settings.model,
         trust_remote_code=settings.trust_remote_code,
@@ -87,13 +89,16 @@ def open_text_side(
     defaults = replace(defaults, num_token_ids=num_token_ids(tokenizer, defaults))
     for remark in defaults.remarks:
         notice(remark)
-    if defaults.left_out:
-        notice(f"the model's generation_config sets {', '.join(defaults.left_out)}: left out, there is no such control")
+    if defaults.generation.left_out:
+        notice(
+            f"the model's generation_config sets {', '.join(defaults.generation.left_out)}: "
+            "left out, there is no such control"
+        )
     _check_defaults(settings, defaults)
     prompts = PromptBuilder(
         tokenizer,
-        ModelLimits(defaults.max_model_len, defaults.vocab_size, defaults.eos_token_ids, defaults.num_token_ids),
-        model_defaults=defaults.generation,
+        ModelLimits(defaults.max_model_len, defaults.config.vocab_size, defaults.eos_token_ids, defaults.num_token_ids),
+        model_defaults=defaults.generation.values,
         run_settings=settings.generation,
         prompt_column=settings.prompt_column,
         prompt_template=settings.prompt_template,
@@ -112,9 +117,9 @@ def open_text_side(
         prompts.constraint({}, params)
     except RowError as error:
         field = str(error).partition(":")[0]
-        if field in defaults.generation and field not in settings.generation:
+        if field in defaults.generation.values and field not in settings.generation:
             raise UsageError(
-                f"{error}; {defaults.generation_place} sets it: mend it, or leave the model's defaults out: "
+                f"{error}; {defaults.generation.place} sets it: mend it, or leave the model's defaults out: "
                 "--generation-config none"
             ) from None
         raise UsageError(f"{error} (for model {settings.model})") from None
@@ -128,11 +133,11 @@ def _check_defaults(settings: RunSettings, defaults: ModelDefaults) -> None:
         UsageError: they don't; it names their file.
     """
     try:
-        resolve(defaults.generation, settings.generation)
+        resolve(defaults.generation.values, settings.generation)
     except ParamError as error:
-        names = ", ".join(sorted(defaults.generation))
+        names = ", ".join(sorted(defaults.generation.values))
         raise UsageError(
-            f"{error}; {defaults.generation_place} sets {names}, which don't all go together with what is asked: "
+            f"{error}; {defaults.generation.place} sets {names}, which don't all go together with what is asked: "
             "mend it, or leave the model's defaults out: --generation-config none"
         ) from None
 
@@ -200,13 +205,13 @@ def engine_config(
         num_swap_blocks=num_swap_blocks,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_num_scored_tokens=max(1, _SCORED_LOGITS // defaults.vocab_size),
+        max_num_scored_tokens=max(1, _SCORED_LOGITS // defaults.config.vocab_size),
         max_model_len=defaults.max_model_len,
-        window=defaults.window,
+        window=defaults.config.max_window,
         preemption=settings.preemption,
         prefix_cache=settings.prefix_cache,
         eos_token_ids=defaults.eos_token_ids,
-        vocab_size=defaults.vocab_size,
+        vocab_size=defaults.config.vocab_size,
         host_memory=int(_ROW_SHARE * memory_share * free_memory(torch.device("cpu"))),
     )
 

@@ -11,9 +11,9 @@ import psutil
 import torch
 
 from pagedbatch.errors import UsageError
-from pagedbatch.model.loader import load_config, load_tokenizer
-from pagedbatch.model.model_config import num_parameters
-from pagedbatch.model.support import check_supported
+from pagedbatch.model.hf_config import load_config
+from pagedbatch.model.model_config import check_supported, num_parameters
+from pagedbatch.model.tokenizer import load_tokenizer
 from pagedbatch.wording import size
 
 #: A folder has a tokenizer if it has one of these files.

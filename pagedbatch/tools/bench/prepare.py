@@ -13,7 +13,8 @@ import torch
 
 from pagedbatch.errors import RowError, UsageError
 from pagedbatch.input.reader import open_source
-from pagedbatch.model.loader import choose_device, choose_dtype, load_config
+from pagedbatch.model.hf_config import load_config
+from pagedbatch.model.loader import choose_device, choose_dtype
 from pagedbatch.model.model_config import num_parameters
 from pagedbatch.run.startup import TextSide, open_text_side
 from pagedbatch.settings import merge

@@ -105,7 +105,7 @@ def make_plan(
     described = describe_settings(
         settings,
         opened.text.params,
-        opened.text.defaults.generation,
+        opened.text.defaults.generation.values,
         used={"num_blocks": sizes.num_blocks, "device": sizes.device, "dtype": sizes.dtype},
     )
     if not rows.first:

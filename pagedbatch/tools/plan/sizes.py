@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pagedbatch.settings import RunSettings
 
 if TYPE_CHECKING:
-    from pagedbatch.model.loader import ModelDefaults
+    from pagedbatch.model.model_defaults import ModelDefaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +43,18 @@ def estimate_sizes(settings: RunSettings, defaults: ModelDefaults) -> Sizes:
     Raises:
         UsageError: no such device, or no room for a block.
     """
+    from pagedbatch.model.hf_config import load_config
     from pagedbatch.model.kv_cache import FREE_MEMORY_SHARE, choose_pool_size, free_memory
-    from pagedbatch.model.loader import check_weights, choose_device, choose_dtype, load_config
-    from pagedbatch.model.model_config import model_facts, num_parameters
+    from pagedbatch.model.loader import check_weights, choose_device, choose_dtype
+    from pagedbatch.model.model_config import num_parameters
 
-    config = load_config(settings.model, trust_remote_code=settings.trust_remote_code)
     device = choose_device(settings.device)
-    dtype = choose_dtype(settings.dtype, defaults.dtype, device)
+    dtype = choose_dtype(settings.dtype, defaults.config.dtype, device)
     check_weights(settings.model, trust_remote_code=settings.trust_remote_code, needed=False)
-    parameters = num_parameters(config)
+    parameters = num_parameters(load_config(settings.model, trust_remote_code=settings.trust_remote_code))
     weight_bytes = parameters * dtype.itemsize
     pool = choose_pool_size(
-        config,
+        defaults.config,
         dtype,
         device,
         max_model_len=defaults.max_model_len,
@@ -71,7 +71,7 @@ def estimate_sizes(settings: RunSettings, defaults: ModelDefaults) -> Sizes:
         weight_bytes=weight_bytes,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
-        token_bytes=model_facts(config).token_bytes(dtype),
+        token_bytes=defaults.config.token_bytes(dtype),
         block_size=settings.block_size,
         block_bytes=pool.block_bytes,
         num_blocks=pool.num_blocks,

@@ -12,8 +12,17 @@ from transformers import AutoTokenizer
 
 from pagedbatch.errors import UsageError
 from pagedbatch.model.config_check import is_integer
+from pagedbatch.model.hf_config import whole_config
 from pagedbatch.model.library_errors import is_installed, one_line_errors, quiet, without_rust_notes
-from pagedbatch.model.model_files import ModelSource, broken, first_bytes, read_object, refuse_pointer, shown
+from pagedbatch.model.model_files import (
+    ModelSource,
+    broken,
+    find_model,
+    first_bytes,
+    read_object,
+    refuse_pointer,
+    shown,
+)
 
 _JSON = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
 _OTHERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "merges.txt", "vocab.txt", "tekken.json")
@@ -21,12 +30,21 @@ _SENTENCEPIECE = tuple(name for name in _OTHERS if name.endswith(".model"))
 _TEXTS = ("chat_template.jinja",)
 
 
-def load_tokenizer_of(source: ModelSource, *, trust_remote_code: bool) -> Any:
-    """The tokenizer, which was seen to encode and decode.
+def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Any:
+    """The model's tokenizer, which was seen to encode and decode.
 
     Raises:
-        UsageError: there is none, or one of its files is broken.
+        UsageError: there is no such model, it has no tokenizer, or a broken one.
     """
+    source = find_model(model)
+    try:
+        return _checked_tokenizer(source, trust_remote_code=trust_remote_code)
+    except UsageError:
+        whole_config(source, trust_remote_code=trust_remote_code)  # the library reads it first; it may be to blame
+        raise
+
+
+def _checked_tokenizer(source: ModelSource, *, trust_remote_code: bool) -> Any:
     if source.folder is not None:
         _check_files(source.folder)
     if source.gguf is None:
