@@ -125,7 +125,7 @@ def milliseconds(call: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    backend = CpuBackend(print)
+    backend = CpuBackend()
     print(f"one layer, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}; milliseconds")
     print(f"{'':44}{'torch':>10}{'plain':>10}{'ratio':>8}{'gated':>10}{'ratio':>8}")
     for workload in workloads():

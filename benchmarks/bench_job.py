@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tiny_job import SilentView, without_model
 
-from pagedbatch.run.job import Ui, run_job
+from pagedbatch.run.job import run_job
 from pagedbatch.settings import merge
 
 
@@ -31,10 +31,9 @@ def run(num_rows: int, folder: Path) -> None:
     with source.open("w") as file:
         file.writelines(f'{{"id": "row-{i}", "prompt": "row {i}", "tag": {i % 7}}}\n' for i in range(num_rows))
     given = {"input": str(source), "model": "none", "output": str(output), "max_tokens": 1}
-    ui = Ui(notice=print, open_view=lambda *_: SilentView())
     with without_model():
         began = time.perf_counter()
-        result = run_job(merge(given, {}), ui)
+        result = run_job(merge(given, {}), lambda *_: SilentView())
         seconds = time.perf_counter() - began
     assert result.exit_code == 0
     with output.open() as file:

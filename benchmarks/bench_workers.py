@@ -20,7 +20,7 @@ from pathlib import Path
 from tiny_job import SilentView
 from tiny_workers import tiny_workers
 
-from pagedbatch.run.job import Ui, run_job
+from pagedbatch.run.job import run_job
 from pagedbatch.settings import merge
 
 
@@ -47,7 +47,7 @@ def run(num_rows: int, num_workers: int, folder: Path) -> None:
     view = TimedView()
     with tiny_workers():
         began = time.perf_counter()
-        result = run_job(merge(given, {}), Ui(notice=print, open_view=lambda *_: view))
+        result = run_job(merge(given, {}), lambda *_: view)
         seconds = time.perf_counter() - began
     assert result.exit_code == 0
     with output.open() as file:

@@ -7,11 +7,9 @@
 from __future__ import annotations
 
 import random
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -150,7 +148,6 @@ def run_engine(loaded: LoadedModel, requests: list[Request], *, dry: bool) -> fl
         attention="triton",
         num_blocks=64 if dry else None,
         max_num_seqs=settings["max_num_seqs"],
-        notice=partial(print, file=sys.stderr),
     )
     engine = Engine(EngineConfig(num_blocks=runner.num_blocks, block_size=16, **settings), runner)
     for request in requests:

@@ -10,7 +10,7 @@ from typing import Any
 from hostile import HEALTHY
 from tiny_job import SilentView
 
-from pagedbatch.run.job import Ui, run_job
+from pagedbatch.run.job import run_job
 from pagedbatch.settings import merge
 
 Record = dict[str, Any]
@@ -23,7 +23,7 @@ def run_lines(folder: Path, model: Path, lines: Sequence[bytes], **given: Any) -
         "input": str(folder / "in.jsonl"), "output": str(folder / "out.jsonl"), "model": str(model),
         "allow_duplicate_ids": True, "num_blocks": 300, "max_num_seqs": 16, "dtype": "float32", "restart": True,
     }  # fmt: skip
-    result = run_job(merge({**settings, **given}, {}), Ui(notice=lambda _: None, open_view=lambda *_: SilentView()))
+    result = run_job(merge({**settings, **given}, {}), lambda *_: SilentView())
     with (folder / "out.jsonl").open(encoding="utf-8") as file:
         records = [json.loads(line) for line in file]
     return result.exit_code, records

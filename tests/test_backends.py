@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 from engines import paged_model
+from log_lines import log_lines
 from pagedbatch_kernels import reference
 from pagedbatch_kernels.interface import Backend
 
@@ -58,9 +59,9 @@ def answers(path: Path, backend: Backend) -> list[list[int]]:
 @pytest.mark.parametrize("good_calls", [0, 7])
 @pytest.mark.parametrize("function", ["write_kv", "paged_attention", "copy_blocks", "swap_blocks"])
 def test_a_failing_kernel_falls_back_once(rand_model_path: Path, function: str, good_calls: int) -> None:
-    notices: list[str] = []
     failing = cast(Backend, Failing(function, good_calls if function in ("write_kv", "paged_attention") else 0))
-    found = answers(rand_model_path, backends.FallbackBackend("triton", failing, notices.append))
+    with log_lines() as notices:
+        found = answers(rand_model_path, backends.FallbackBackend("triton", failing))
     assert notices == [
         f"triton kernel {function} failed (out of resource: shared memory): going on with the torch backend"
     ]
@@ -68,7 +69,7 @@ def test_a_failing_kernel_falls_back_once(rand_model_path: Path, function: str, 
 
 
 def test_the_torch_backend_has_nothing_to_fall_back_to() -> None:
-    backend = backends.FallbackBackend("torch", backends.REFERENCE, pytest.fail)
+    backend = backends.FallbackBackend("torch", backends.REFERENCE)
     with pytest.raises(IndexError):
         backend.copy_blocks(torch.zeros(1, 2, 4, 8, 1, 8), torch.tensor([0]), torch.tensor([99]))
 
@@ -76,9 +77,9 @@ def test_the_torch_backend_has_nothing_to_fall_back_to() -> None:
 def test_triton_that_is_not_installed_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="--attention triton: triton is not installed; use --attention torch"):
-        backends.choose_backend("triton", torch.device("cpu"), pytest.fail)
+        backends.choose_backend("triton", torch.device("cpu"))
 
 
 def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(UsageError, match="--attention cuda: no such backend here; choose one of auto,"):
-        backends.choose_backend("cuda", torch.device("cpu"), pytest.fail)
+        backends.choose_backend("cuda", torch.device("cpu"))

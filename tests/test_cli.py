@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from log_lines import log_lines
 from rich.console import Console
 
-from pagedbatch.cli.progress import make_progress
-from pagedbatch.run.job import Ui, run_job
+from pagedbatch.cli.progress import Progress, make_progress
+from pagedbatch.run.job import run_job
 from pagedbatch.settings import OPTIONS, merge
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -153,13 +154,15 @@ def test_killed_and_resumed_nothing_is_lost(folder: Path, rand_model_path: Path)
     kept = [json.loads(line) for line in lines if line.endswith(b"\n")]
     assert 19 <= len({record["index"] for record in kept}) == len(kept) < 200
 
-    notices: list[str] = []
-    ui = Ui(notice=notices.append, open_view=lambda total, resumed: make_progress(total, resumed, Console(quiet=True)))
-    assert run_job(merge({**given, "output": str(output)}, {}), ui).exit_code == 0
+    def open_view(total: int, resumed: int) -> Progress:
+        return make_progress(total, resumed, Console(quiet=True))
+
+    with log_lines() as notices:
+        assert run_job(merge({**given, "output": str(output)}, {}), open_view).exit_code == 0
     assert notices == [f"resuming: {len(kept)} of 200 rows are finished already"]
     assert not journal.exists()
     whole = folder / "whole.jsonl"
-    assert run_job(merge({**given, "output": str(whole)}, {}), ui).exit_code == 0
+    assert run_job(merge({**given, "output": str(whole)}, {}), open_view).exit_code == 0
     assert _token_ids(output) == _token_ids(whole)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from log_lines import log_lines
 from test_row_fields import KEYS, VALUES
 from tiny_job import SilentView, without_model
 
@@ -20,7 +21,7 @@ from pagedbatch.input.fields.near_names import is_one_edit_away, nearest_option
 from pagedbatch.input.fields.row_fields import read_fields
 from pagedbatch.input.reader import open_source
 from pagedbatch.input.row import RawRow, place_row
-from pagedbatch.run.job import JobResult, Ui, run_job
+from pagedbatch.run.job import JobResult, run_job
 from pagedbatch.settings import merge
 
 
@@ -30,7 +31,8 @@ def _watch(*rows: dict[str, Any], **given: Any) -> tuple[list[str], str | None]:
     watch, told = ColumnWatch(settings), []
     for index, fields in enumerate(rows):
         watch.see(place_row(RawRow(fields, line=index + 1), index, frozenset(settings.ignore_columns)))
-    watch.tell_near_misses("in", told.append)
+    with log_lines(told):
+        watch.log_near_misses("in")
     try:
         watch.refuse_lacked("in")
     except UsageError as refused:
@@ -41,11 +43,8 @@ def _watch(*rows: dict[str, Any], **given: Any) -> tuple[list[str], str | None]:
 def _run(folder: Path, told: list[str], data: str, name: str = "in.jsonl", **given: Any) -> JobResult:
     (folder / name).write_text(data)
     paths = {"input": str(folder / name), "output": str(folder / "out.jsonl"), "model": "none"}
-    with without_model():
-        return run_job(
-            merge({**paths, "max_tokens": 3, **given}, {}),
-            Ui(notice=told.append, open_view=lambda *_: SilentView()),
-        )
+    with without_model(), log_lines(told):
+        return run_job(merge({**paths, "max_tokens": 3, **given}, {}), lambda *_: SilentView())
 
 
 def test_an_option_that_is_not_here_stops_the_run_at_its_first_row(tmp_path: Path) -> None:
@@ -154,12 +153,11 @@ def test_a_table_with_an_empty_column_of_such_a_name_runs(tmp_path: Path) -> Non
         given = {"model": "none", "output": str(tmp_path / "o.jsonl"), "input": str(tmp_path / "table")}
         with without_model():
             settings = merge({**given, "max_tokens": 2}, {})
-            ui = Ui(notice=print, open_view=lambda *_: SilentView())
             if refused:
                 with pytest.raises(UsageError, match=r'"top_a" \(row 1'):
-                    run_job(settings, ui)
+                    run_job(settings, lambda *_: SilentView())
             else:
-                assert run_job(settings, ui).exit_code == 0
+                assert run_job(settings, lambda *_: SilentView()).exit_code == 0
 
 
 def test_cells_of_csv_are_what_the_option_takes(tmp_path: Path) -> None:

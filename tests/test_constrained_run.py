@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pagedbatch.errors import UsageError
-from pagedbatch.run.job import Ui, run_job
+from pagedbatch.run.job import run_job
 from pagedbatch.settings import merge
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TERM": "dumb"}
@@ -83,7 +83,7 @@ class StopAfterOneRow:
 def start(folder: Path, model: Path, **settings: Any) -> None:
     """Begins a run in this process."""
     given = {"input": str(folder / "in.jsonl"), "model": str(model), "output": str(folder / "out.jsonl"), **settings}
-    run_job(merge(given, {}), Ui(print, lambda total, resumed: StopAfterOneRow()))
+    run_job(merge(given, {}), lambda total, resumed: StopAfterOneRow())
 
 
 def test_another_catalog_does_not_resume(tmp_path: Path, table_model_path: Path) -> None:

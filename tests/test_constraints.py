@@ -133,7 +133,7 @@ def test_room_is_asked_for_the_longest_item_only(table_model_path: Path) -> None
     limits = ModelLimits(256, 64, frozenset({EOS}))
     for run, fitted in ((200, len("cfgh") + 1), (3, 3)):
         prompts = PromptBuilder(
-            tokenizer(table_model_path), limits, model_defaults={}, run_settings={"max_tokens": run}, notice=print
+            tokenizer(table_model_path), limits, model_defaults={}, run_settings={"max_tokens": run}
         )
         assert prompts.request(row).params.max_tokens == fitted
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from engines import hf_model, paged_model
+from log_lines import log_lines
 from model_folders import edit
 from test_families import RecordingRunner
 from tiny_job import SilentView
@@ -21,7 +22,7 @@ from pagedbatch.errors import UsageError
 from pagedbatch.model.context_length import context_length
 from pagedbatch.model.model_defaults import model_defaults
 from pagedbatch.params import GenerationParams
-from pagedbatch.run.job import Ui, run_job
+from pagedbatch.run.job import run_job
 from pagedbatch.sequence import Request
 from pagedbatch.settings import merge
 
@@ -158,7 +159,8 @@ class Job:
 
     def run(self, **settings: Any) -> dict[str, Any]:
         given = {**self._given, "max_tokens": 2, "num_blocks": 64, **settings}
-        run_job(merge(given, {}), Ui(notice=self.notices.append, open_view=lambda *_: SilentView()))
+        with log_lines(self.notices):
+            run_job(merge(given, {}), lambda *_: SilentView())
         record: dict[str, Any] = json.loads(self.output.read_text())
         return record
 

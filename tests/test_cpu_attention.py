@@ -43,7 +43,7 @@ RAGGED = [(1, 1), (7, 1), (8, 1), (9, 1), (17, 17), (40, 5), (63, 1), (64, 1), (
 
 @cache
 def backend() -> CpuBackend:
-    return CpuBackend(print)
+    return CpuBackend()
 
 
 @pytest.fixture(params=[1, 2])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from log_lines import log_lines
 from pagedbatch_kernels.cpu import build, library_cache
 from pagedbatch_kernels.cpu.backend import CpuBackend
 from pagedbatch_kernels.cpu.sampling import CpuSamplingOps
@@ -39,8 +40,9 @@ def compiler(folder: Path, script: str) -> str:
 @needs_compiler
 def test_two_processes_that_build_at_once_both_load(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from pagedbatch_kernels.cpu.build import load_library\n"
-        "load_library(lambda line: print(line, file=sys.stderr), Path(sys.argv[1])).pagedbatch_attention"
+        "import logging, sys; from pathlib import Path; from pagedbatch_kernels.cpu.build import load_library\n"
+        "logging.basicConfig(level=logging.INFO)\n"
+        "load_library(Path(sys.argv[1])).pagedbatch_attention"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
@@ -56,18 +58,18 @@ def test_two_processes_that_build_at_once_both_load(tmp_path: Path) -> None:
 def test_without_a_compiler_auto_is_torch(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(cache_folder))
-    notices: list[str] = []
-    assert backends.choose_backend("auto", CPU, notices.append) == ("torch", backends.REFERENCE)
+    with log_lines() as notices:
+        assert backends.choose_backend("auto", CPU) == ("torch", backends.REFERENCE)
     assert notices == [
         "no CPU kernels: there is no C++ compiler (c++, g++, clang++ or what $CXX names): going on with the "
         "torch backend"
     ]
     assert "cpu" not in backends.available_backends()
     with pytest.raises(UsageError, match=r"--attention cpu: there is no C\+\+ compiler .*; use --attention torch"):
-        backends.choose_backend("cpu", CPU, pytest.fail)
+        backends.choose_backend("cpu", CPU)
     monkeypatch.setenv("CXX", "nope")
     with pytest.raises(UsageError, match=r"--attention cpu: there is no compiler 'nope', which \$CXX names; use"):
-        backends.choose_backend("cpu", CPU, pytest.fail)
+        backends.choose_backend("cpu", CPU)
 
 
 @pytest.mark.parametrize("attention", ["auto", "torch"])
@@ -75,9 +77,9 @@ def test_sampling_without_a_compiler_is_torch_and_told_once(
     cache_folder: Path, monkeypatch: pytest.MonkeyPatch, attention: str
 ) -> None:
     monkeypatch.setenv("CXX", "nope")
-    notices: list[str] = []
-    name, _ = backends.choose_backend(attention, CPU, notices.append)
-    assert isinstance(backends.choose_sampling_ops(attention, name, CPU, notices.append), TorchSamplingOps)
+    with log_lines() as notices:
+        name, _ = backends.choose_backend(attention, CPU)
+        assert isinstance(backends.choose_sampling_ops(attention, name, CPU), TorchSamplingOps)
     assert len(notices) == 1
     assert re.match("no CPU (kernels|sampling kernel): there is no compiler 'nope', which", notices[0])
 
@@ -87,8 +89,8 @@ def test_a_build_that_fails_says_why_in_one_line_and_leaves_nothing(
 ) -> None:
     failing = compiler(tmp_path, "echo 'In file x.h:' >&2; echo 'x.h:1: error: no such flag' >&2; exit 1")
     monkeypatch.setenv("CXX", failing)
-    notices: list[str] = []
-    assert backends.choose_backend("auto", CPU, notices.append)[0] == "torch"
+    with log_lines() as notices, log_lines(notices, "pagedbatch_kernels"):
+        assert backends.choose_backend("auto", CPU)[0] == "torch"
     assert notices == [
         f"building the CPU kernels, once: {failing} into {cache_folder}",
         f"no CPU kernels: {failing} failed: x.h:1: error: no such flag: going on with the torch backend",
@@ -102,7 +104,7 @@ def test_a_build_that_makes_no_library_is_told_in_words_and_not_kept(
     # The last argument is the file to write.
     monkeypatch.setenv("CXX", compiler(tmp_path, 'for last; do :; done; echo nonsense > "$last"'))
     with pytest.raises(UsageError, match=r"--attention cpu: .*cpu-kernels-\w+\.so can't be loaded"):
-        backends.choose_backend("cpu", CPU, lambda line: None)
+        backends.choose_backend("cpu", CPU)
     assert list(cache_folder.iterdir()) == []
 
 
@@ -112,13 +114,13 @@ def test_a_cache_folder_that_can_not_be_made_is_told_in_words(
     monkeypatch.setenv("CXX", compiler(tmp_path, "exit 0"))
     cache_folder.parent.write_text("a file where the folder should be")
     with pytest.raises(UsageError, match=r"--attention cpu: .*(Not a directory|File exists)"):
-        backends.choose_backend("cpu", CPU, lambda line: None)
+        backends.choose_backend("cpu", CPU)
 
 
 @needs_compiler
 def test_auto_on_a_cpu_is_the_native_kernel() -> None:
     assert "cpu" in backends.available_backends()
-    name, backend = backends.choose_backend("auto", CPU, print)
+    name, backend = backends.choose_backend("auto", CPU)
     assert name == "cpu"
     assert isinstance(backend, CpuBackend)
 
@@ -126,12 +128,10 @@ def test_auto_on_a_cpu_is_the_native_kernel() -> None:
 @needs_compiler
 def test_a_cpu_samples_natively_whatever_attends() -> None:
     for attention, name in (("auto", "cpu"), ("cpu", "cpu"), ("torch", "torch"), ("triton", "triton")):
-        assert isinstance(backends.choose_sampling_ops(attention, name, CPU, print), CpuSamplingOps)
-    assert isinstance(
-        backends.choose_sampling_ops("auto", "triton", torch.device("cuda"), pytest.fail), TorchSamplingOps
-    )
+        assert isinstance(backends.choose_sampling_ops(attention, name, CPU), CpuSamplingOps)
+    assert isinstance(backends.choose_sampling_ops("auto", "triton", torch.device("cuda")), TorchSamplingOps)
 
 
 def test_the_cpu_kernel_is_refused_for_a_model_elsewhere() -> None:
     with pytest.raises(UsageError, match="--attention cpu: the model runs on cuda"):
-        backends.choose_backend("cpu", torch.device("cuda"), pytest.fail)
+        backends.choose_backend("cpu", torch.device("cuda"))

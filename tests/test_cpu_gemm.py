@@ -18,7 +18,7 @@ DTYPES = list(TOLERANCE)
 
 @pytest.fixture(scope="module")
 def gemm() -> PackedGemm:
-    return PackedGemm(lambda line: None)
+    return PackedGemm()
 
 
 def random(*shape: int, dtype: torch.dtype) -> Tensor:

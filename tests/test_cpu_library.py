@@ -47,7 +47,7 @@ def test_a_struct_with_a_wrong_field_is_not_loaded(
     monkeypatch.setattr(library, "STRUCTS", [wrong if each is struct else each for each in library.STRUCTS])
     sizes = rf"{struct.__name__} has {ctypes.sizeof(struct)} bytes in C\+\+, but {ctypes.sizeof(wrong)} in"
     with pytest.raises(BuildError, match=sizes):
-        PackedGemm(lambda line: None)
+        PackedGemm()
 
 
 def declared(name: str) -> list[tuple[str, Any]]:

@@ -19,7 +19,7 @@ DTYPES = list(TOLERANCE)
 
 @pytest.fixture(scope="module")
 def ops() -> NormRope:
-    return NormRope(lambda line: None)
+    return NormRope()
 
 
 def normed(values: Tensor, weight: Tensor | None) -> Tensor:
@@ -81,7 +81,7 @@ def test_a_packed_cache_gets_the_same(ops: NormRope, dtype: torch.dtype, block_s
     qkv = torch.randn(len(slots), num_heads + 2 * num_kv_heads, head_size).to(dtype)
     rotation = torch.randn(2, len(slots), head_size).to(dtype)
     rows = torch.full((2, num_blocks, block_size, num_kv_heads, head_size), 7.0, dtype=dtype)
-    backend = CpuBackend(print)
+    backend = CpuBackend()
     shape = CacheShape(2, block_size, num_kv_heads, head_size)
     packed, expected = backend.allocate_cache(shape, num_blocks, dtype, torch.device("cpu")).fill_(7.0)
 

@@ -24,7 +24,7 @@ LAST_UNIFORM = 1 - 2.0**-53
 
 @pytest.fixture(scope="module")
 def ops() -> CpuSamplingOps:
-    return CpuSamplingOps(lambda line: None)
+    return CpuSamplingOps()
 
 
 @pytest.fixture

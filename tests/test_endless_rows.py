@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from log_lines import log_lines
 from tiny_job import SilentView
 
 from pagedbatch.errors import UsageError
-from pagedbatch.run.job import Ui, run_job
+from pagedbatch.run.job import run_job
 from pagedbatch.run.open import open_input, open_job
 from pagedbatch.settings import merge
 
@@ -68,7 +69,7 @@ def records(folder: Path, model: Path, rows: list[dict[str, Any]], name: str) ->
     output = folder / f"{name}.jsonl"
     given = {"input": str(source), "model": str(model), "output": str(output), "max_tokens": 6, "num_blocks": 400,
              "dtype": "float32", "row_prepare_timeout": 2}  # fmt: skip
-    result = run_job(merge(given, {}), Ui(lambda _: None, lambda *_: SilentView()))
+    result = run_job(merge(given, {}), lambda *_: SilentView())
     found = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
     assert [record["id"] for record in found] == [row["id"] for row in rows]
     return result.exit_code, {record["id"]: record for record in found}
@@ -102,10 +103,12 @@ def test_strict_lists_all_bad_rows_in_order(tmp_path: Path, model: Path) -> None
              '{"prompt": "b"}']  # fmt: skip
     path.write_text("\n".join(lines), encoding="utf-8")
     given = {"input": str(path), "model": str(model), "output": "-", "strict": True, "row_prepare_timeout": 2}
-    told: list[str] = []
     settings = merge(given, {})
-    with pytest.raises(UsageError, match=r"^--strict: 5 of 7 rows can't be answered; nothing was started$"):
-        open_job(settings, open_input(settings, told.append), told.append)
+    with (
+        log_lines() as told,
+        pytest.raises(UsageError, match=r"^--strict: 5 of 7 rows can't be answered; nothing was started$"),
+    ):
+        open_job(settings, open_input(settings))
     assert [line.partition(":")[0] for line in told] == [f"line {i}" for i in range(2, 7)]
 
 

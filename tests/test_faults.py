@@ -25,7 +25,7 @@ from tiny_job import EchoRunner, SilentView, without_model
 
 from pagedbatch.errors import PagedBatchError, RunError, UsageError
 from pagedbatch.output import journal
-from pagedbatch.run.job import JobResult, Ui, run_job
+from pagedbatch.run.job import JobResult, run_job
 from pagedbatch.settings import merge
 from pagedbatch.step import ModelRunnerOutput, SampleResult, SchedulerOutput
 
@@ -71,7 +71,7 @@ class Job:
         defaults = {"input": str(self.folder / "in.jsonl"), "model": "none", "output": str(self.output)}
         plain = merge({**defaults, "max_tokens": 3, "temperature": 1.0, "max_num_seqs": 4, **given}, {})
         with without_model():
-            return run_job(plain, Ui(notice=lambda _: None, open_view=lambda *_: view))
+            return run_job(plain, lambda *_: view)
 
     def names(self) -> set[str]:
         return {path.name for path in self.folder.iterdir()}

@@ -73,7 +73,7 @@ class Worker:
 
     def __init__(self) -> None:
         settings = merge({"input": "in", "model": "none", "output": "out", "max_tokens": 4}, {})
-        text = text_side(settings, None, print)
+        text = text_side(settings, None)
         device = device_side(settings, text)
         self.engine_runner = Watched()
         device.engine._runner = self.engine_runner

@@ -17,7 +17,7 @@ from pagedbatch.fingerprint import Content
 from pagedbatch.output.journal import Journal
 from pagedbatch.output.journal_lines import Manifest, ModelIdentity, seal, unseal
 from pagedbatch.output.paths import output_paths
-from pagedbatch.run.job import Ui, run_job
+from pagedbatch.run.job import run_job
 from pagedbatch.settings import merge
 
 MANIFEST = Manifest(Content("in", 3, ("f00",)), ModelIdentity("M", "abc"), {"seed": 0}, {"pagedbatch": "1"})
@@ -105,9 +105,8 @@ class Tiny:
 
     def start(self, **more: Any) -> None:
         given = {"input": str(self.input), "model": "M", "output": str(self.folder / "out.jsonl"), "max_tokens": 2}
-        ui = Ui(notice=lambda _: None, open_view=lambda *_: SilentView())
         with without_model():
-            run_job(merge(given | more, {}), ui)
+            run_job(merge(given | more, {}), lambda *_: SilentView())
 
     def refusal(self) -> str | None:
         """What a start is refused with; None if it ran."""
@@ -153,7 +152,7 @@ def test_a_folder_in_place_of_a_file_is_a_line(tmp_path: Path, suffix: str) -> N
     (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
     given = {"input": str(tmp_path / "in.jsonl"), "model": "M", "output": str(tmp_path / "out.jsonl"), "max_tokens": 1}
     with without_model(), pytest.raises(UsageError) as refused:
-        run_job(merge(given, {}), Ui(notice=lambda _: None, open_view=lambda *_: SilentView()))
+        run_job(merge(given, {}), lambda *_: SilentView())
     assert "folder" in str(refused.value) or "Is a directory" in str(refused.value)
 
 
@@ -183,7 +182,7 @@ def test_odd_names_are_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n
     with without_model(), pytest.raises(UsageError) as refused:
         run_job(
             merge({"input": "in.jsonl", "model": "M", "output": name}, {}),
-            Ui(notice=lambda _: None, open_view=lambda *_: SilentView()),
+            lambda *_: SilentView(),
         )
     assert len(str(refused.value).splitlines()) == 1
 

@@ -37,7 +37,7 @@ def backend_of(name: str, dtype: torch.dtype) -> Backend:
     if name == "cpu":
         if not can_load():
             pytest.skip("there is no C++ compiler here")
-        return CpuBackend(print)
+        return CpuBackend()
     pytest.importorskip("triton")
     from pagedbatch_kernels import triton_backend
 

@@ -33,7 +33,7 @@ def check(compute: Callable[[Tensor], Tensor], rows: Tensor) -> None:
 
 def linears(name: str, dtype: torch.dtype) -> Linears:
     if name == "panels":
-        return PackedLinears(PackedGemm(print))
+        return PackedLinears(PackedGemm())
     if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("oneDNN has no products of bfloat16 on this CPU")
     return OneDnnLinears()
@@ -65,7 +65,7 @@ def test_products(name: str, size: int, dtype: torch.dtype) -> None:
 @DTYPES
 @pytest.mark.parametrize("size", SIZES)
 def test_norms(size: int, dtype: torch.dtype) -> None:
-    ops, weight = NormRope(print), torch.randn(size).to(dtype)
+    ops, weight = NormRope(), torch.randn(size).to(dtype)
     for num_rows in NUM_ROWS:
         check(lambda rows: ops.rms_norm(rows, weight, 1e-5), torch.randn(num_rows, size).to(dtype))
 
@@ -77,7 +77,7 @@ def test_norms(size: int, dtype: torch.dtype) -> None:
 def test_rotations_and_what_they_write(head_size: int, dtype: torch.dtype, has_norms: bool, block_size: int) -> None:
     """Queries in place; keys and values, read back through attention of each token to itself."""
     num_tokens, num_heads, num_kv_heads = 37, 4, 2
-    ops, backend = NormRope(print), CpuBackend(print)
+    ops, backend = NormRope(), CpuBackend()
     shape = CacheShape(1, block_size, num_kv_heads, head_size)
     cosine, sine = torch.randn(2, num_tokens, head_size).to(dtype)
     norms = torch.randn(2, head_size).to(dtype) if has_norms else (None, None)

@@ -169,7 +169,7 @@ def test_products_that_read_rows_past_their_end(dtype: torch.dtype) -> None:
 
 def test_fused_gemms_that_read_rows_past_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32, which oneDNN multiplies on any CPU."""
-    monkeypatch.setattr(linear, "choose_linears", lambda dtype, notice: OneDnnLinears())
+    monkeypatch.setattr(linear, "choose_linears", lambda dtype: OneDnnLinears())
     with ReadsPast(torch.float32) as device:
         found, expected = (run(llama(torch.float32), requests(token), "auto") for token in (NAN, 40))
     assert device.num_products > 0

@@ -27,7 +27,7 @@ def ops_of(name: str) -> SamplingOps:
         pytest.skip("there is no C++ compiler here")
     from pagedbatch_kernels.cpu.sampling import CpuSamplingOps
 
-    return CpuSamplingOps(print)
+    return CpuSamplingOps()
 
 
 def logits_of(num_rows: int, vocab_size: int, dtype: torch.dtype) -> Tensor:

@@ -12,10 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from log_lines import log_lines
 
 from pagedbatch.errors import UsageError
 from pagedbatch.outputs import StepSnapshot
-from pagedbatch.run.job import JobResult, Ui, run_job
+from pagedbatch.run.job import JobResult, run_job
 from pagedbatch.settings import merge
 
 
@@ -80,7 +81,8 @@ class Workplace:
             "num_blocks": 64,
             **settings,
         }
-        return run_job(merge(given, {}), Ui(notice=view.notices.append, open_view=view.open))
+        with log_lines(view.notices):
+            return run_job(merge(given, {}), view.open)
 
     def records(self) -> list[Any]:
         return [json.loads(line) for line in self.output.read_bytes().splitlines()]

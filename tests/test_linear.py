@@ -18,7 +18,7 @@ TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol
 
 def linears_of(name: str, dtype: torch.dtype) -> Linears:
     if name == "panels":
-        return PackedLinears(PackedGemm(lambda line: None))
+        return PackedLinears(PackedGemm())
     try:
         torch.ops.mkldnn._reorder_linear_weight(torch.zeros(2, 2, dtype=dtype), 2)
     except RuntimeError as error:
@@ -71,8 +71,8 @@ def test_weights_go_unless_they_are_to_be_kept(name: str) -> None:
 def test_onednn_only_where_the_cpu_multiplies_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     for has_unit in (False, True):
         monkeypatch.setattr(PackedGemm, "has_matrix_unit", property(lambda self, answer=has_unit: answer))
-        assert isinstance(choose_linears(torch.float32, print), PackedLinears)
-        chosen = choose_linears(torch.bfloat16, print)
+        assert isinstance(choose_linears(torch.float32), PackedLinears)
+        chosen = choose_linears(torch.bfloat16)
         assert isinstance(chosen, OneDnnLinears) == (has_unit and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 

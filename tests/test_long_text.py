@@ -64,9 +64,7 @@ WHOLE: dict[tuple[int, str], list[int]] = {}
 
 
 def prepared(tokenizer: Any, text: str, **run: Any) -> Request:
-    builder = PromptBuilder(
-        tokenizer, ModelLimits(LIMIT, len(tokenizer)), model_defaults={}, run_settings=run, notice=print
-    )
+    builder = PromptBuilder(tokenizer, ModelLimits(LIMIT, len(tokenizer)), model_defaults={}, run_settings=run)
     return builder.request(place_row(RawRow({"prompt": text}, line=1), 0))
 
 
@@ -143,7 +141,6 @@ def test_a_chat_keeps_the_bos_that_its_template_writes(rand_model_path: Path) ->
         ModelLimits(LIMIT, len(tokenizer)),
         model_defaults={},
         run_settings={"truncate_prompt": "left", "max_tokens": 4},
-        notice=print,
     )
     request = builder.request(place_row(RawRow({"messages": [{"role": "user", "content": TEXTS["words"]}]}), 0))
     assert request.prompt_token_ids[0] == tokenizer.bos_token_id

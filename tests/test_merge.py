@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from log_lines import log_lines
 from pyarrow import parquet
 from rich.console import Console
 from test_job import MIXED, View, Workplace
@@ -39,7 +40,8 @@ class Parts(Folder):
     def merge(self, *names: str, output: str = "merged.jsonl") -> Merged:
         self.notices.clear()
         place = output if output == "-" else str(self.path / output)
-        return merge_parts([str(self.path / name) for name in names], place, self.notices.append)
+        with log_lines(self.notices):
+            return merge_parts([str(self.path / name) for name in names], place)
 
     def refusal(self, *names: str, **given: Any) -> str:
         """The message, without the folder, of a merge that is refused and leaves everything as it was."""
@@ -67,7 +69,7 @@ def test_a_real_model_gives_the_same_bytes_whole_and_in_shards(tmp_path: Path, r
     names = [str(tmp_path / f"part-{i}.jsonl") for i in range(3)]
     for i, name in enumerate(names):
         words.run(shard=f"{i}/3", **{**settings, "output": name})
-    merged = merge_parts(names[::-1], str(tmp_path / "merged.jsonl"), print)
+    merged = merge_parts(names[::-1], str(tmp_path / "merged.jsonl"))
     assert (merged.num_ok, merged.num_error, merged.exit_code) == (26, 1, 3)
     assert (tmp_path / "merged.jsonl").read_bytes() == words.output.read_bytes()
 
@@ -222,7 +224,7 @@ def test_an_unfinished_part_says_how_to_finish_it(tmp_path: Path, rand_model_pat
     settings = {"max_tokens": 3, "max_num_seqs": 4, "shard": "1/2"}
     assert words.run(View(interrupt), **settings).exit_code == 130
     with pytest.raises(UsageError) as refused:
-        merge_parts([str(words.output)], str(tmp_path / "merged.jsonl"), print)
+        merge_parts([str(words.output)], str(tmp_path / "merged.jsonl"))
     command = f"pagedbatch run {tmp_path}/in.jsonl --model {rand_model_path} --shard 1/2 --output {words.output}"
     assert str(refused.value) == (
         f"{words.output} is unfinished: run `{command}` again, with the other options that it had"
@@ -230,7 +232,7 @@ def test_an_unfinished_part_says_how_to_finish_it(tmp_path: Path, rand_model_pat
     assert words.run(**settings).exit_code == 0
     first = str(tmp_path / "first.jsonl")
     words.run(**{**settings, "shard": "0/2", "output": first})
-    assert merge_parts([str(words.output), first], str(tmp_path / "merged.jsonl"), print).num_ok == 40
+    assert merge_parts([str(words.output), first], str(tmp_path / "merged.jsonl")).num_ok == 40
 
 
 @pytest.mark.parametrize(

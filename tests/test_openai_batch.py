@@ -17,7 +17,7 @@ from pagedbatch.input.openai_batch import (
     is_batch_row,
     plain_fields,
 )
-from pagedbatch.run.job import Ui, run_job
+from pagedbatch.run.job import run_job
 from pagedbatch.settings import merge
 
 HI = [{"role": "user", "content": "hi"}]
@@ -206,7 +206,7 @@ def test_rows_are_answered_in_their_own_shape(tmp_path: Path, rand_model_path: P
             "dtype": "float32",
             "device": "cpu",
         }
-        result = run_job(merge(given, {}), Ui(notice=print, open_view=lambda *_: _Silent()))
+        result = run_job(merge(given, {}), lambda *_: _Silent())
         return result.exit_code, [json.loads(line) for line in (tmp_path / f"out-{name}").read_text().splitlines()]
 
     exit_code, answers = run("in.jsonl")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedbatch.output.openai_logprobs import chat_logprobs, completion_logprobs
-from pagedbatch.run.job import Ui, run_job
+from pagedbatch.run.job import run_job
 from pagedbatch.settings import merge
 
 
@@ -112,7 +112,7 @@ def run(model: Path, folder: Path, rows: list[dict[str, Any]], **settings: Any) 
         "device": "cpu",
         "restart": True,
     }
-    result = run_job(merge(given | settings, {}), Ui(notice=print, open_view=lambda *_: _Silent()))
+    result = run_job(merge(given | settings, {}), lambda *_: _Silent())
     assert result.exit_code == 0
     return [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from log_lines import log_lines
 from rich.console import Console
 from tiny_job import SilentView
 from typer.testing import CliRunner
 
 from pagedbatch.cli.app import app
 from pagedbatch.errors import UsageError
-from pagedbatch.run.job import Ui, run_job
+from pagedbatch.run.job import run_job
 from pagedbatch.settings import merge
 from pagedbatch.tools.plan.plan import Plan, make_plan
 from pagedbatch.tools.plan.tables import print_plan
@@ -56,13 +57,12 @@ def prompts(count: int) -> list[dict[str, Any]]:
 
 
 def planned(settings: dict[str, Any], **options: Any) -> Plan:
-    given = {"expect_tokens": None, "simulated_rows": None, "notice": print, "show_progress": lambda _: None} | options
+    given = {"expect_tokens": None, "simulated_rows": None, "show_progress": lambda _: None} | options
     return make_plan(merge(settings, {}), **given)
 
 
 def memory_of_run(settings: dict[str, Any]) -> dict[str, Any]:
-    ui = Ui(notice=lambda _: None, open_view=lambda *_: SilentView())
-    result = run_job(merge(settings, {}), ui)
+    result = run_job(merge(settings, {}), lambda *_: SilentView())
     assert result.exit_code == 0
     assert result.stats.memory is not None
     return result.stats.memory.to_json()
@@ -265,8 +265,8 @@ def test_what_stands_on_the_first_rows_says_so(tmp_path: Path, rand_model_path: 
 
 
 def test_a_run_on_workers_is_planned_for_one_process_and_told_so(tmp_path: Path, rand_model_path: Path) -> None:
-    notices: list[str] = []
-    planned(ask(tmp_path, prompts(3), rand_model_path, workers=2), notice=notices.append)
+    with log_lines() as notices:
+        planned(ask(tmp_path, prompts(3), rand_model_path, workers=2))
     assert [notice.partition(":")[0] for notice in notices] == ["planned for one process"]
 
 

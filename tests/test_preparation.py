@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from log_lines import log_lines
 from tiny_job import ByteTokenizer
 
 from pagedbatch.errors import RowError
@@ -16,7 +17,6 @@ from pagedbatch.input.kept_columns import KeptColumns
 from pagedbatch.input.prefetch import Prepared, Preparer
 from pagedbatch.input.preparation.bounded import BoundedPreparation
 from pagedbatch.input.preparation.limits import RowLimits
-from pagedbatch.input.preparation.notices import Notices
 from pagedbatch.input.requests import ModelLimits, PromptBuilder
 from pagedbatch.input.row import RawRow, Row, place_row
 from pagedbatch.preparation_steps import CHAT_TEMPLATE, step
@@ -66,15 +66,15 @@ class Hostile(Preparer):
 
 
 @pytest.fixture
-def notices() -> list[str]:
-    return []
+def notices() -> Iterator[list[str]]:
+    with log_lines() as lines:
+        yield lines
 
 
 @pytest.fixture
-def preparation(notices: list[str]) -> Iterator[BoundedPreparation]:
-    told = Notices(notices.append)
-    prompts = PromptBuilder(ByteTokenizer(), ModelLimits(64, 256), model_defaults={}, run_settings={}, notice=told)
-    opened = BoundedPreparation(Hostile(prompts, KeptColumns(["kept"]), ()), LIMITS, told)
+def preparation() -> Iterator[BoundedPreparation]:
+    prompts = PromptBuilder(ByteTokenizer(), ModelLimits(64, 256), model_defaults={}, run_settings={})
+    opened = BoundedPreparation(Hostile(prompts, KeptColumns(["kept"]), ()), LIMITS)
     yield opened
     opened.close()
 
@@ -208,8 +208,8 @@ def test_a_pass_can_be_cancelled_in_the_middle_of_a_row(preparation: BoundedPrep
 
 
 def test_whoever_waits_for_a_slow_row_is_told() -> None:
-    prompts = PromptBuilder(ByteTokenizer(), ModelLimits(64, 256), model_defaults={}, run_settings={}, notice=print)
-    opened = BoundedPreparation(Hostile(prompts, KeptColumns(()), ()), RowLimits(cpu_seconds=1.5), Notices(print))
+    prompts = PromptBuilder(ByteTokenizer(), ModelLimits(64, 256), model_defaults={}, run_settings={})
+    opened = BoundedPreparation(Hostile(prompts, KeptColumns(()), ()), RowLimits(cpu_seconds=1.5))
     try:
         found = list(opened.prepare(rows({}, {"do": "loop"}, {})))
     finally:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import chat_templates
 import pytest
+from log_lines import log_lines
 from models import BOS, EOS
 from test_job import View, Workplace
 from tokenizers import processors
@@ -41,14 +43,21 @@ def beyond(tokenizer: Any) -> Any:
     return tokenizer
 
 
-def _ids(tokenizer: Any, notices: list[str] | None = None, run: Any = (), **options: Any) -> Any:
+@pytest.fixture(autouse=True)
+def told() -> Iterator[list[str]]:
+    """What is logged. A test that expects lines takes them out."""
+    with log_lines() as lines:
+        yield lines
+    assert lines == []
+
+
+def _ids(tokenizer: Any, run: Any = (), **options: Any) -> Any:
     """A function from the fields of a row to its prompt."""
     builder = PromptBuilder(
         tokenizer,
         ModelLimits(40, VOCAB_SIZE, frozenset({EOS}), num_token_ids=260),
         model_defaults={},
         run_settings=dict(run),
-        notice=pytest.fail if notices is None else notices.append,
         **options,
     )
     return lambda **fields: builder.request(place_row(RawRow(fields), 0)).prompt_token_ids
@@ -112,13 +121,12 @@ TOLD = "the tokenizer puts the end token <eos> behind every prompt: it is left o
 
 
 @pytest.mark.parametrize("form", ["$A <eos>", "<bos> $A <eos>"])
-def test_an_end_token_that_the_tokenizer_appends_is_left_out(tokenizer: Any, form: str) -> None:
+def test_an_end_token_that_the_tokenizer_appends_is_left_out(tokenizer: Any, form: str, told: list[str]) -> None:
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single=form, special_tokens=[("<bos>", BOS), ("<eos>", EOS)]
     )
     assert tokenizer("hi")["input_ids"][-1] == EOS
-    notices: list[str] = []
-    ids = _ids(tokenizer, notices)
+    ids = _ids(tokenizer)
     bare = tokenizer("hi", add_special_tokens=False)["input_ids"]
     front = [BOS] if form.startswith("<bos>") else []
     assert ids(prompt="hi") == [*front, *bare]
@@ -127,7 +135,8 @@ def test_an_end_token_that_the_tokenizer_appends_is_left_out(tokenizer: Any, for
     assert ids(messages=[{"role": "user", "content": "hi"}])[0] == BOS
     if not front:
         assert "the prompt is empty" in _refusal(ids, prompt="")
-    assert notices == [TOLD]
+    assert told == [TOLD]
+    told.clear()
 
 
 def test_another_token_behind_a_text_stays(tokenizer: Any) -> None:
@@ -176,9 +185,7 @@ def test_chat_options_of_rows_reach_the_template(tokenizer: Any) -> None:
     messages = [{"role": "user", "content": "hi"}]
 
     def text(*, chat: bool = False, run: Any = (), **fields: Any) -> str:
-        builder = PromptBuilder(
-            tokenizer, limits, model_defaults={}, run_settings=dict(run), chat=chat, notice=pytest.fail
-        )
+        builder = PromptBuilder(tokenizer, limits, model_defaults={}, run_settings=dict(run), chat=chat)
         return str(tokenizer.decode(builder.request(place_row(RawRow(fields), 0)).prompt_token_ids))
 
     def theirs(messages: Any = messages, add_generation_prompt: bool = True, **options: Any) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from log_lines import log_lines
 from models import BOS
 
 from pagedbatch.errors import RowError, UsageError
@@ -34,9 +36,16 @@ def bare_tokenizer(table_model_path: Path) -> Any:
     return AutoTokenizer.from_pretrained(table_model_path)
 
 
+@pytest.fixture(autouse=True)
+def told() -> Iterator[list[str]]:
+    """What is logged. A test that expects lines takes them out."""
+    with log_lines() as lines:
+        yield lines
+    assert lines == []
+
+
 def _builder(tokenizer: Any, *, defaults: Any = (), run: Any = (), **options: Any) -> PromptBuilder:
     limits = ModelLimits(max_model_len=LIMIT, vocab_size=VOCAB_SIZE)
-    options.setdefault("notice", pytest.fail)
     return PromptBuilder(tokenizer, limits, model_defaults=dict(defaults), run_settings=dict(run), **options)
 
 
@@ -53,9 +62,8 @@ def _refusal(builder: PromptBuilder, fields: dict[str, Any]) -> str:
     return message.removeprefix("line 1: ")
 
 
-def test_bos_stands_once_whoever_writes_it(tokenizer: Any) -> None:
-    notices: list[str] = []
-    builder = _builder(tokenizer, notice=notices.append)
+def test_bos_stands_once_whoever_writes_it(tokenizer: Any, told: list[str]) -> None:
+    builder = _builder(tokenizer)
     messages = [{"role": "user", "content": "hi"}]
     by_template = _request(builder, {"messages": messages}).prompt_token_ids
     templated = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -68,7 +76,8 @@ def test_bos_stands_once_whoever_writes_it(tokenizer: Any) -> None:
         assert token_ids[0] == BOS
     assert tokenizer(templated)["input_ids"][:2] == [BOS, BOS]  # what would happen otherwise
     assert _request(builder, {"prompt": templated}).prompt_token_ids == by_template
-    assert notices == ["a prompt begins with BOS itself: it gets no second one (--add-bos forces it)"]
+    assert told == ["a prompt begins with BOS itself: it gets no second one (--add-bos forces it)"]
+    told.clear()
 
 
 @pytest.mark.parametrize(
@@ -76,7 +85,7 @@ def test_bos_stands_once_whoever_writes_it(tokenizer: Any) -> None:
     [("hi", True, 1), ("<bos>hi", True, 2), ("hi", False, 0), ("<bos>hi", False, 1), ("<bos>hi", None, 1)],
 )
 def test_bos_by_force(tokenizer: Any, text: str, add_bos: bool | None, num_bos: int) -> None:
-    builder = _builder(tokenizer, notice=lambda _: None)
+    builder = _builder(tokenizer)
     token_ids = _request(builder, {"prompt": text, "add_bos": add_bos}).prompt_token_ids
     assert token_ids[:num_bos] == [BOS] * num_bos
     assert token_ids.count(BOS) == num_bos

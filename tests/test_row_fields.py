@@ -35,9 +35,7 @@ def _builder(path: Path, *, run: Any = (), defaults: Any = (), **options: Any) -
 
     limits = ModelLimits(max_model_len=40, vocab_size=272)
     tokenizer = AutoTokenizer.from_pretrained(path)
-    return PromptBuilder(
-        tokenizer, limits, model_defaults=dict(defaults), run_settings=dict(run), notice=lambda _: None, **options
-    )
+    return PromptBuilder(tokenizer, limits, model_defaults=dict(defaults), run_settings=dict(run), **options)
 
 
 def _params(builder: PromptBuilder, **fields: Any) -> GenerationParams:

@@ -32,7 +32,7 @@ def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Samp
     if request.param == "cpu":
         if not can_load():
             pytest.skip("there is no C++ compiler here")
-        monkeypatch.setattr(sys.modules[__name__], "OPS", CpuSamplingOps(lambda line: None))
+        monkeypatch.setattr(sys.modules[__name__], "OPS", CpuSamplingOps())
     return OPS
 
 

@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from log_lines import log_lines
 from tiny_job import SilentView, without_model
 
 from pagedbatch.errors import UsageError
 from pagedbatch.input.files import jsonl
 from pagedbatch.input.reader import ReadOptions, open_source
-from pagedbatch.run.job import JobResult, Ui, run_job
+from pagedbatch.run.job import JobResult, run_job
 from pagedbatch.settings import merge
 from pagedbatch.shard import Shard, name_rows
 
@@ -47,8 +48,8 @@ class Folder:
         settings = merge(
             {**defaults, "output": output if output == "-" else str(self.path / output), "max_num_seqs": 4, **given}, {}
         )
-        with without_model():
-            return run_job(settings, Ui(notice=self.notices.append, open_view=lambda *_: view))
+        with without_model(), log_lines(self.notices):
+            return run_job(settings, lambda *_: view)
 
     def read(self, name: str) -> bytes:
         return (self.path / name).read_bytes()

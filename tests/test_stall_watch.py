@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+from log_lines import log_lines
 from snapshots import snapshot
 
 from pagedbatch.run.workers.ledger import Overview
@@ -15,13 +18,14 @@ def overview(step: int = 1, num_ready: int = 2, restarts: int = 0) -> Overview:
 
 
 @pytest.fixture
-def notices() -> list[str]:
-    return []
+def notices() -> Iterator[list[str]]:
+    with log_lines() as lines:
+        yield lines
 
 
 @pytest.fixture
-def silence(notices: list[str]) -> Silence:
-    return Silence(notices.append, 0.0)
+def silence() -> Silence:
+    return Silence(0.0)
 
 
 def test_a_silence_is_told_once_and_the_next_one_again(silence: Silence, notices: list[str]) -> None:

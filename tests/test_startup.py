@@ -13,7 +13,7 @@ import pytest
 from tiny_job import SilentView
 
 from pagedbatch.model import model_defaults
-from pagedbatch.run.job import Ui, run_job
+from pagedbatch.run.job import run_job
 from pagedbatch.settings import merge
 
 #: What a plain run has no use for, of all that this project imports somewhere. What transformers brings along by itself
@@ -63,8 +63,6 @@ def test_the_config_is_read_once(tmp_path: Path, rand_model_path: Path, monkeypa
     monkeypatch.setattr(model_defaults, "load_config", count)
     (tmp_path / "in.jsonl").write_text('{"prompt": "c"}\n')
     given = {"input": str(tmp_path / "in.jsonl"), "output": str(tmp_path / "out.jsonl"), "model": str(rand_model_path)}
-    result = run_job(
-        merge({**given, "max_tokens": 2, "num_blocks": 64}, {}), Ui(notice=print, open_view=lambda *_: SilentView())
-    )
+    result = run_job(merge({**given, "max_tokens": 2, "num_blocks": 64}, {}), lambda *_: SilentView())
     assert result.exit_code == 0
     assert read == [str(rand_model_path)]

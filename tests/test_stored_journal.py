@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from log_lines import log_lines
 from tiny_job import SilentView, without_model
 
 from pagedbatch.errors import UsageError
-from pagedbatch.run.job import JobResult, Ui, run_job
+from pagedbatch.run.job import JobResult, run_job
 from pagedbatch.settings import merge
 
 STORED = Path(__file__).parent / "data" / "journal-0.1"
@@ -25,9 +26,8 @@ GIVEN: dict[str, Any] = {
 def _resume(folder: Path, told: list[str], **given: Any) -> JobResult:
     shutil.copytree(STORED, folder, dirs_exist_ok=True)
     paths = {"input": str(folder / "in.jsonl"), "output": str(folder / "out.jsonl")}
-    with without_model():
-        settings = merge({**GIVEN, **paths, **given}, {})
-        return run_job(settings, Ui(notice=told.append, open_view=lambda *_: SilentView()))
+    with without_model(), log_lines(told):
+        return run_job(merge({**GIVEN, **paths, **given}, {}), lambda *_: SilentView())
 
 
 def test_a_journal_of_an_earlier_version_is_resumed_to_the_same_bytes(tmp_path: Path) -> None:

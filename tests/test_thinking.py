@@ -139,7 +139,7 @@ def test_an_item_must_fit_behind_the_part(opens: Path) -> None:
 def _builder(model: Path) -> PromptBuilder:
     limits = ModelLimits(512, 272, frozenset({EOS, 3}))
     tokenizer = AutoTokenizer.from_pretrained(model)
-    return PromptBuilder(tokenizer, limits, model_defaults={}, run_settings={}, notice=print)
+    return PromptBuilder(tokenizer, limits, model_defaults={}, run_settings={})
 
 
 def _request(model: Path, fields: dict[str, Any]) -> Any:
@@ -249,7 +249,7 @@ def test_several_named_templates(opens: Path) -> None:
     assert isinstance(tokenizer, PreTrainedTokenizerFast)
     tokenizer.chat_template = {"default": OPENS, "tool_use": TURNS}
     limits = ModelLimits(512, 272, frozenset({EOS, 3}))
-    builder = PromptBuilder(tokenizer, limits, model_defaults={}, run_settings={}, notice=print)
+    builder = PromptBuilder(tokenizer, limits, model_defaults={}, run_settings={})
     thinking = builder.request(Row(index=0, id="a", has_own_id=True, fields={"messages": HI})).thinking
     assert thinking is not None
     assert thinking.is_open

@@ -28,7 +28,6 @@ class Sides:
                 model_defaults={},
                 run_settings={},
                 run_constraint=run,
-                notice=print,
             )
             for _ in range(2)
         ]

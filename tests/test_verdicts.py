@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 
 import pytest
+from log_lines import log_lines
 
 from pagedbatch.input.preparation.board import Board, Progress
 from pagedbatch.input.preparation.limits import RowLimits
@@ -42,21 +44,26 @@ def ending(
 def test_what_may_be_anothers_fault_is_tried_again_once(
     exit_code: int | None, fresh: bool, retry: bool, is_final: bool
 ) -> None:
-    found = Verdicts(RowLimits(), print).verdict(ending(exit_code, fresh=fresh, retry=retry))
+    found = Verdicts(RowLimits()).verdict(ending(exit_code, fresh=fresh, retry=retry))
     assert (found is not None) == is_final
 
 
 def test_a_source_is_remembered_with_its_reason() -> None:
-    verdicts = Verdicts(RowLimits(cpu_seconds=2), print)
+    verdicts = Verdicts(RowLimits(cpu_seconds=2))
     verdicts.verdict(ending(step="compiling regex", source="regex 1"))
     verdicts.verdict(ending(-signal.SIGABRT, step="compiling regex", source="regex 2"))
     reason = "for an earlier row, compiling regex took more than 2 s of CPU time (--row-prepare-timeout)"
     assert verdicts.refused == {"regex 1": reason}
 
 
-def test_strikes_count_in_a_row_only() -> None:
-    told: list[str] = []
-    verdicts = Verdicts(RowLimits(), told.append)
+@pytest.fixture
+def told() -> Iterator[list[str]]:
+    with log_lines() as lines:
+        yield lines
+
+
+def test_strikes_count_in_a_row_only(told: list[str]) -> None:
+    verdicts = Verdicts(RowLimits())
     for rendered in (False, False, True, False):
         verdicts.verdict(ending(step=CHAT_TEMPLATE, rendered=rendered))
     assert (verdicts.template_seconds, told) == (None, [])
@@ -69,7 +76,7 @@ def test_strikes_count_in_a_row_only() -> None:
 
 
 def test_little_time_is_never_more_than_the_limit() -> None:
-    verdicts = Verdicts(RowLimits(cpu_seconds=0.05), lambda _: None)
+    verdicts = Verdicts(RowLimits(cpu_seconds=0.05))
     for _ in range(3):
         verdicts.verdict(ending(step=CHAT_TEMPLATE))
     assert verdicts.template_seconds == 0.05

@@ -220,11 +220,11 @@ def test_a_run_in_one_process_loads_no_ray(tmp_path: Path) -> None:
     program = """if True:
         import sys
         from tiny_job import SilentView, without_model
-        from pagedbatch.run.job import Ui, run_job
+        from pagedbatch.run.job import run_job
         from pagedbatch.settings import merge
         with without_model():
             given = {"input": "in.jsonl", "model": "none", "output": "out.jsonl"}
-            assert run_job(merge(given, {}), Ui(print, lambda *_: SilentView())).exit_code == 0
+            assert run_job(merge(given, {}), lambda *_: SilentView()).exit_code == 0
         assert "ray" not in sys.modules
     """
     paths = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -66,7 +66,7 @@ class SilentView:
         return None
 
 
-def text_side(settings: RunSettings, constraint: Any, notice: Callable[[str], None]) -> TextSide:
+def text_side(settings: RunSettings, constraint: Any) -> TextSide:
     tokenizer = ByteTokenizer()
     prompts = PromptBuilder(
         tokenizer,
@@ -75,7 +75,6 @@ def text_side(settings: RunSettings, constraint: Any, notice: Callable[[str], No
         run_settings=settings.generation,
         prompt_column=settings.prompt_column,
         prompt_template=settings.prompt_template,
-        notice=notice,
     )
     defaults: Any = SimpleNamespace(generation={}, eos_token_ids=frozenset(), max_model_len=MAX_MODEL_LEN)
     return TextSide(tokenizer, defaults, prompts, prompts.resolve_params({}))

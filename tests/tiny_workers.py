@@ -13,7 +13,6 @@ import pytest
 from tiny_job import EchoRunner, device_side, text_side, without_model
 
 from pagedbatch.errors import UsageError
-from pagedbatch.input.preparation.notices import Notices
 from pagedbatch.run.open import preparation_of
 from pagedbatch.run.workers.setup import EnginePlan, OpenedEngine, Share
 from pagedbatch.step import ModelRunnerOutput, SchedulerOutput
@@ -37,10 +36,10 @@ class TinyPlan(EnginePlan):
     def open(self, share: Share) -> OpenedEngine:
         if self.settings.model == "absent":
             raise UsageError("absent: no such model")
-        text = text_side(self.settings, self.constraint, print)
+        text = text_side(self.settings, self.constraint)
         device = device_side(self.settings, text)
         device.engine._runner = FatalRunner(device.runner.num_blocks)
-        preparation = preparation_of(self.settings, text, Notices(print))
+        preparation = preparation_of(self.settings, text)
         return OpenedEngine(self, text, preparation, replace(device, runner=device.engine._runner))
 
 

@@ -18,7 +18,7 @@ from pagedbatch.cli.plan import plan
 from pagedbatch.cli.report import report
 from pagedbatch.cli.run import run
 from pagedbatch.cli.simulate import simulate
-from pagedbatch.cli.terminal import say
+from pagedbatch.cli.terminal import say, show_log
 from pagedbatch.errors import ExitCode, PagedBatchError, RunError
 
 #: Set in the environment, errors come with their traceback.
@@ -61,6 +61,7 @@ def pagedbatch(
 def main() -> None:
     """Runs the command line and exits. Whatever goes wrong is one line on stderr and an exit code."""
     gc.set_threshold(_GARBAGE_THRESHOLD)
+    show_log()
     try:
         sys.exit(app(prog_name="pagedbatch", standalone_mode=False) or 0)
     except PagedBatchError as error:

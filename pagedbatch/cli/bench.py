@@ -76,7 +76,7 @@ def bench(**flags: Any) -> int:
     )
     try:
         with Interrupts():
-            result = compare(plan, say)
+            result = compare(plan)
     except KeyboardInterrupt:
         say("interrupted: nothing was written")
         return ExitCode.INTERRUPTED

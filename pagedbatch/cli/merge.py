@@ -22,7 +22,7 @@ def merge(
     from pagedbatch.output.merge import merge_parts
     from pagedbatch.wording import plural
 
-    merged = merge_parts(parts, output, say)
+    merged = merge_parts(parts, output)
     counts = f"{merged.num_ok:,} ok, {plural(merged.num_error, 'error')}"
     rows = plural(merged.num_ok + merged.num_error, "row")
     say(f"merged    {plural(merged.num_parts, 'part')}, {rows}: {counts}")

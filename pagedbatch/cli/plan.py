@@ -56,7 +56,6 @@ def plan(**flags: Any) -> int:
                 settings,
                 expect_tokens=own.expect_tokens,
                 simulated_rows=own.simulate_rows,
-                notice=say,
                 show_progress=status.update,
             )
     except KeyboardInterrupt:

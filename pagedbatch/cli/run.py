@@ -22,12 +22,11 @@ def run(**flags: Any) -> int:
 
     from pagedbatch.cli.progress import make_progress
     from pagedbatch.report.summary import summary
-    from pagedbatch.run.job import Ui, run_job
+    from pagedbatch.run.job import run_job
 
     console = Console(stderr=True)
-    ui = Ui(notice=say, open_view=lambda total, resumed: make_progress(total, resumed, console))
     try:
-        result = run_job(settings, ui)
+        result = run_job(settings, lambda total, resumed: make_progress(total, resumed, console))
     except KeyboardInterrupt:
         say("interrupted before the first row")
         return ExitCode.INTERRUPTED

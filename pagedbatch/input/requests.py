@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -71,7 +71,7 @@ class PromptBuilder:
     """Makes requests from rows, with a Hugging Face tokenizer.
 
     `model_defaults` are generation parameters from the model's generation_config; `run_settings` those given for the
-    whole run, as is `run_constraint`. A row's own win. `notice` takes one line about what was done to prompts.
+    whole run, as is `run_constraint`. A row's own win.
     """
 
     def __init__(
@@ -86,7 +86,6 @@ class PromptBuilder:
         chat: bool = False,
         template: ChatTemplate | None = None,
         run_constraint: ConstraintSource | None = None,
-        notice: Callable[[str], None],
     ) -> None:
         self._tokenizer = tokenizer
         self._chat = chat
@@ -97,7 +96,6 @@ class PromptBuilder:
             limit=limits.max_model_len,
             chat=chat,
             eos_token_ids=limits.eos_token_ids,
-            notice=notice,
         )
         self._limits = limits
         self._model_defaults = model_defaults

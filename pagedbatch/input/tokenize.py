@@ -5,7 +5,8 @@ Knows a Hugging Face tokenizer; no columns, no rows and no engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import logging
+from collections.abc import Collection
 from functools import cached_property, partial
 from typing import Any
 
@@ -18,11 +19,13 @@ from pagedbatch.params import GenerationParams
 from pagedbatch.preparation_steps import CHAT_TEMPLATE, TOKENIZING, step
 from pagedbatch.readers import is_unicode
 
+_log = logging.getLogger(__name__)
+
 
 class PromptEncoder:
     """Encodes prompts for a context of `limit` tokens. With `chat`, texts are wrapped in the chat template.
 
-    `eos_token_ids` are the model's; `notice` takes a line about what is done to prompts, once each.
+    `eos_token_ids` are the model's.
     """
 
     def __init__(
@@ -33,7 +36,6 @@ class PromptEncoder:
         limit: int,
         chat: bool,
         eos_token_ids: Collection[int] = (),
-        notice: Callable[[str], None],
     ) -> None:
         if chat and not template.exists:
             raise UsageError("--chat: this model's tokenizer has no chat template; leave it out or choose a chat model")
@@ -42,7 +44,6 @@ class PromptEncoder:
         self._limit = limit
         self._chat = chat
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._notice = notice
         self._told: set[str] = set()
 
     @property
@@ -107,7 +108,7 @@ class PromptEncoder:
     def _tell_once(self, text: str) -> None:
         if text not in self._told:
             self._told.add(text)
-            self._notice(text)
+            _log.info(text)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # verbose: how long a prompt may be is checked, and said, elsewhere

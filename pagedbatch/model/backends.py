@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+import logging
 from typing import Any, cast
 
 import torch
@@ -17,6 +17,8 @@ from torch import Tensor
 from pagedbatch.errors import UsageError
 from pagedbatch.model.torch_sampling import TorchSamplingOps
 
+_log = logging.getLogger(__name__)
+
 REFERENCE = cast(Backend, reference)
 
 
@@ -26,21 +28,18 @@ def available_backends() -> list[str]:
     return [*triton, "cpu", "torch"] if cpu_build.can_load() else [*triton, "torch"]
 
 
-def choose_backend(name: str, device: torch.device, notice: Callable[[str], None]) -> tuple[str, Backend]:
+def choose_backend(name: str, device: torch.device) -> tuple[str, Backend]:
     """The backend called `name`, or the best one for `device` when it is "auto".
 
-    Args:
-        notice: takes one line when kernels have to be built first, and one when they can't be, or fail, and the plain
-            torch backend goes on in their place.
 
     Raises:
         UsageError: that backend can't run here.
     """
     if name == "auto" and device.type == "cpu":
         try:
-            return "cpu", _cpu_backend(notice)
+            return "cpu", _cpu_backend()
         except cpu_build.BuildError as error:
-            notice(f"no CPU kernels: {error}: going on with the torch backend")
+            _log.warning("no CPU kernels: %s: going on with the torch backend", error)
             return "torch", REFERENCE
     if name == "auto":
         name = "triton" if _triton_can_launch() else "torch"
@@ -54,25 +53,22 @@ def choose_backend(name: str, device: torch.device, notice: Callable[[str], None
             )
         from pagedbatch_kernels import triton_backend
 
-        return name, FallbackBackend(name, cast(Backend, triton_backend), notice)
+        return name, FallbackBackend(name, cast(Backend, triton_backend))
     if name == "cpu":
         if device.type != "cpu":
             raise UsageError(f"--attention cpu: the model runs on {device.type}; use --device cpu, or --attention auto")
         try:
-            return name, _cpu_backend(notice)
+            return name, _cpu_backend()
         except cpu_build.BuildError as error:
             raise UsageError(f"--attention cpu: {error}; use --attention torch") from error
     raise UsageError(f"--attention {name}: no such backend here; choose one of auto, {', '.join(available_backends())}")
 
 
-def choose_sampling_ops(
-    attention: str, backend_name: str, device: torch.device, notice: Callable[[str], None]
-) -> SamplingOps:
+def choose_sampling_ops(attention: str, backend_name: str, device: torch.device) -> SamplingOps:
     """What works on rows of logits: on a CPU its library's functions, whichever backend attends; else torch.
 
     Args:
         attention, backend_name: what `choose_backend` was asked for, and gave.
-        notice: takes one line when the library has to be built first, and one when it can't be.
     """
     has_failed = (attention, backend_name) == ("auto", "torch")  # and that was said
     if device.type != "cpu" or has_failed:
@@ -80,9 +76,9 @@ def choose_sampling_ops(
     from pagedbatch_kernels.cpu.sampling import CpuSamplingOps
 
     try:
-        return CpuSamplingOps(notice)
+        return CpuSamplingOps()
     except cpu_build.BuildError as error:
-        notice(f"no CPU sampling kernel: {error}: going on with torch")
+        _log.warning("no CPU sampling kernel: %s: going on with torch", error)
         return TorchSamplingOps()
 
 
@@ -93,10 +89,9 @@ class FallbackBackend:
     made again: every function overwrites what it writes.
     """
 
-    def __init__(self, name: str, primary: Backend, notice: Callable[[str], None]) -> None:
+    def __init__(self, name: str, primary: Backend) -> None:
         self._name = name
         self._current = primary
-        self._notice = notice
 
     def allocate_cache(
         self,
@@ -134,19 +129,19 @@ class FallbackBackend:
             if self._current is REFERENCE:
                 raise
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            self._notice(f"{self._name} kernel {function} failed ({reason}): going on with the torch backend")
+            _log.warning("%s kernel %s failed (%s): going on with the torch backend", self._name, function, reason)
             self._current = REFERENCE
             return getattr(REFERENCE, function)(*args, **options)
 
 
-def _cpu_backend(notice: Callable[[str], None]) -> Backend:
+def _cpu_backend() -> Backend:
     """
     Raises:
         BuildError: its library can't be built.
     """
     from pagedbatch_kernels.cpu.backend import CpuBackend
 
-    return CpuBackend(notice)
+    return CpuBackend()
 
 
 def _triton_can_launch() -> bool:

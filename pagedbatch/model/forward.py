@@ -59,14 +59,12 @@ def choose_forward(
     backend_name: str,
     num_layers: int,
     keep_model: bool,
-    notice: Callable[[str], None],
 ) -> tuple[str, Forward]:
     """The lean forward where "auto" may take it, else the plain one; and its name.
 
     Args:
         backend_name: the attention backend's; the lean forward needs the CPU's library.
         keep_model: leave `model` its weights, whichever way it runs.
-        notice: takes one line when that library has to be built first.
     """
     if name == "auto" and backend_name == "cpu":
         from pagedbatch_kernels.cpu.norm_rope import NormRope
@@ -77,8 +75,8 @@ def choose_forward(
         if can_run_fused(model):
             if not keep_model:
                 _detach_from_mmap(model)
-            linears = choose_linears(model.dtype, notice)
-            return "fused", FusedForward(model, attention, NormRope(notice), linears, keep_model=keep_model)
+            linears = choose_linears(model.dtype)
+            return "fused", FusedForward(model, attention, NormRope(), linears, keep_model=keep_model)
     return "hf", HfForward(model, attention, num_layers)
 
 

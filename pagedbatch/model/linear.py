@@ -6,7 +6,7 @@ over: the layers lose theirs, so that none stands in memory twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Protocol, TypeAlias
 
@@ -115,13 +115,9 @@ def _release_weights(layers: Sequence[nn.Linear], keep: bool) -> None:
         layer.weight = nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
 
 
-def choose_linears(dtype: torch.dtype, notice: Callable[[str], None]) -> Linears:
-    """oneDNN's where it has instructions for matrices of `dtype`, else our own.
-
-    Args:
-        notice: takes one line when our library has to be built first.
-    """
-    gemm = PackedGemm(notice)
+def choose_linears(dtype: torch.dtype) -> Linears:
+    """oneDNN's where it has instructions for matrices of `dtype`, else our own."""
+    gemm = PackedGemm()
     if dtype == torch.bfloat16 and gemm.has_matrix_unit and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return OneDnnLinears()
     return PackedLinears(gemm)

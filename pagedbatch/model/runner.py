@@ -5,10 +5,7 @@ Everything that touches the device happens here or below; ids and small lists go
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable
-from functools import partial
 
 import torch
 from pagedbatch_kernels.interface import AttentionShape, Backend
@@ -38,7 +35,6 @@ class ModelRunner:
         *,
         forward: ForwardName = "auto",
         keep_model: bool = True,
-        notice: Callable[[str], None] = partial(print, file=sys.stderr),  # noqa: B008
     ) -> None:
         self._dtype = loaded.dtype
         self.backend_name = backend_name
@@ -51,7 +47,6 @@ class ModelRunner:
             backend_name=backend_name,
             num_layers=cache.shape.num_layers,
             keep_model=keep_model,
-            notice=notice,
         )
         attention = AttentionShape(
             num_heads=loaded.config.num_heads,
@@ -79,7 +74,6 @@ class ModelRunner:
         swap_space: int = 0,
         max_num_seqs: int = 128,
         memory_share: float = 1.0,
-        notice: Callable[[str], None] = partial(print, file=sys.stderr),  # noqa: B008
     ) -> ModelRunner:
         """Sizes and allocates the pools.
 
@@ -91,12 +85,11 @@ class ModelRunner:
             swap_space: bytes of host memory for preempted groups.
             max_num_seqs: no unasked pool is larger than this many sequences of the model's full length.
             memory_share: how much of a CPU's free memory this runner may count on; others take the rest.
-            notice: takes one line when a kernel fails and the torch backend goes on in its place.
 
         Raises:
             UsageError: no such backend, or no memory for the pools.
         """
-        backend_name, backend = choose_backend(attention, loaded.device, notice)
+        backend_name, backend = choose_backend(attention, loaded.device)
         size = choose_pool_size(
             loaded.config,
             loaded.dtype,
@@ -111,10 +104,8 @@ class ModelRunner:
         )
         shape = loaded.config.cache_shape(block_size)
         cache = KVCache(backend, shape, size.num_blocks, size.num_swap_blocks, loaded.dtype, loaded.device)
-        sampling_ops = choose_sampling_ops(attention, backend_name, loaded.device, notice)
-        return cls(
-            loaded, backend_name, backend, cache, sampling_ops, forward=forward, keep_model=keep_model, notice=notice
-        )
+        sampling_ops = choose_sampling_ops(attention, backend_name, loaded.device)
+        return cls(loaded, backend_name, backend, cache, sampling_ops, forward=forward, keep_model=keep_model)
 
     @property
     def num_blocks(self) -> int:

@@ -6,8 +6,9 @@ The parts are checked record by record while they are copied: what is not whole 
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from pagedbatch.output.stats_file import write_stats
 from pagedbatch.output.write import clear_leftovers, write_records
 from pagedbatch.stats.merge import merge_shards
 from pagedbatch.wording import plural
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Merged:
         return ExitCode.ROW_ERRORS if self.num_error else ExitCode.OK
 
 
-def merge_parts(names: Sequence[str], output: str, notice: Callable[[str], None]) -> Merged:
+def merge_parts(names: Sequence[str], output: str) -> Merged:
     """Writes the records of the parts in input order to `output`, and the account of all beside it.
 
     Raises:
@@ -47,7 +50,7 @@ def merge_parts(names: Sequence[str], output: str, notice: Callable[[str], None]
     parts = open_parts(names)
     paths = merged_paths(output, parts)
     if any(part.stats.versions != parts[0].stats.versions for part in parts):
-        notice("the parts were written by different versions: see versions in their stats")
+        _log.warning("the parts were written by different versions: see versions in their stats")
     with _sole_writer(paths):
         clear_leftovers(paths)
         to_parquet = paths is not None and paths.is_parquet

@@ -5,7 +5,7 @@ Knows rows and their preparation; no journal and no engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 
 from pagedbatch.errors import UsageError
 from pagedbatch.input.fields.field_table import PROMPT_FIELDS
@@ -15,6 +15,8 @@ from pagedbatch.input.reader import Source, Survey
 from pagedbatch.input.requests import template_fields
 from pagedbatch.settings import RunSettings
 from pagedbatch.wording import plural
+
+_log = logging.getLogger(__name__)
 
 
 def check_columns(settings: RunSettings, source: Source, found: Survey) -> None:
@@ -43,7 +45,7 @@ def check_columns(settings: RunSettings, source: Source, found: Survey) -> None:
             raise UsageError(f"{setting}: {place} has no column {name!r}; its columns are {listed}")
 
 
-def check_every_row(source: Source, found: Survey, preparation: Preparation, notice: Callable[[str], None]) -> None:
+def check_every_row(source: Source, found: Survey, preparation: Preparation) -> None:
     """Prepares every row as the run would, and reports those that can't be answered, in the order of the input.
 
     Raises:
@@ -53,7 +55,7 @@ def check_every_row(source: Source, found: Survey, preparation: Preparation, not
     for prepared in preparation.prepare(source.rows(found.num_rows)):
         if prepared is not None and prepared.error is not None:
             num_broken += 1
-            notice(prepared.error)
+            _log.error(prepared.error)
     if num_broken:
         rows = plural(found.num_rows, "row")
         raise UsageError(f"--strict: {num_broken} of {rows} can't be answered; nothing was started")

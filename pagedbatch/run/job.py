@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
@@ -36,13 +37,11 @@ from pagedbatch.stats.memory import MemoryAccount
 from pagedbatch.stats.schema import Stats, Worker
 from pagedbatch.wording import finished_of, plural
 
+_log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True)
-class Ui:
-    """How the job talks to whoever started it: one-line notices; a display, made from (rows in all, rows resumed)."""
 
-    notice: Callable[[str], None]
-    open_view: Callable[[int, int], AbstractContextManager[RowsView]]
+#: Makes the display of a run, from its number of rows and how many of them are resumed.
+OpenView = Callable[[int, int], AbstractContextManager[RowsView]]
 
 
 class Engines(Protocol):
@@ -71,7 +70,7 @@ class JobResult:
     paths: OutputPaths | None
 
 
-def run_job(settings: RunSettings, ui: Ui) -> JobResult:
+def run_job(settings: RunSettings, open_view: OpenView) -> JobResult:
     """Answers every row of the input, or as many as an interrupt allows.
 
     Raises:
@@ -85,24 +84,24 @@ def run_job(settings: RunSettings, ui: Ui) -> JobResult:
     go_offline_if_needed(settings.input, settings.model)
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
-        given = open_input(settings, ui.notice)
+        given = open_input(settings)
         source, rows, constraint = given.source, given.rows, given.constraint
         manifest = _manifest(settings, source, rows, given.found.num_rows, constraint)
         resumable = None if paths is None or settings.restart else paths.journal
         manifest = replace(manifest, started=first_start(resumable, manifest))
         settings = replace(settings, started=manifest.started)
-        opened = stack.enter_context(closing(open_job(settings, given, ui.notice)))
+        opened = stack.enter_context(closing(open_job(settings, given)))
         text = opened.text
         date = _date_written(settings, opened)
         if settings.shard is not None and date is not None and settings.date is None:
-            ui.notice(f"the chat template writes the date, {date}: --date gives all shards the same")
+            _log.info(f"the chat template writes the date, {date}: --date gives all shards the same")
         with _open_journal(settings, manifest, rows, paths) as journal:
             clear_leftovers(paths)
-            _tell_resumed(journal, rows, ui)
+            _log_resumed(journal, rows)
             if journal.is_complete and journal.num_resumed and paths is not None:
                 stats = stats_of_finished(paths, journal)
                 if stats is not None:
-                    return _finish(settings, paths, opened.found, journal, stats, ui)
+                    return _finish(settings, paths, opened.found, journal, stats)
             unfinished = Unfinished(source, rows, journal.finished_rows())
             batch_model = None if paths is not None and paths.is_parquet else settings.model_names[0]
             if settings.uses_workers:
@@ -110,16 +109,14 @@ def run_job(settings: RunSettings, ui: Ui) -> JobResult:
                 from pagedbatch.run.workers.setup import EnginePlan
 
                 plan = EnginePlan(settings, constraint, batch_model)
-                engines_of_run: AbstractContextManager[Engines] = open_workers(
-                    plan, text.params.width, unfinished, ui.notice
-                )
+                engines_of_run: AbstractContextManager[Engines] = open_workers(plan, text.params.width, unfinished)
             else:
                 answers = AnswerWriter(RecordWriter(text.tokenizer), batch_model)
                 device = open_device_side(settings, text)
                 engines_of_run = nullcontext(OneProcess(settings, opened.preparation, answers, device))
             with engines_of_run as engines:
                 run = _Run(settings, opened, manifest, paths, journal, unfinished, engines, began)
-                return run.run(ui, interrupts)
+                return run.run(open_view, interrupts)
 
 
 def _finish(
@@ -128,7 +125,6 @@ def _finish(
     found: Survey,
     journal: Journal,
     stats: Stats,
-    ui: Ui,
 ) -> JobResult:
     """Writes the output of a run whose rows are all finished and whose stats are written.
 
@@ -141,7 +137,7 @@ def _finish(
     if journal.num_error and paths is not None:
         errors = plural(journal.num_error, "row is an error", "rows are errors")
         these = "it" if journal.num_error == 1 else "these"
-        ui.notice(f"{errors}: the same command with --retry-errors runs {these} again")
+        _log.info(f"{errors}: the same command with --retry-errors runs {these} again")
     return JobResult(ExitCode.ROW_ERRORS if journal.num_error else ExitCode.OK, stats, paths)
 
 
@@ -158,9 +154,9 @@ class _Run:
     engines: Engines
     began: float
 
-    def run(self, ui: Ui, interrupts: Interrupts) -> JobResult:
+    def run(self, open_view: OpenView, interrupts: Interrupts) -> JobResult:
         interrupts.deferred = True
-        with ui.open_view(len(self.unfinished.rows), self.journal.num_resumed) as view:
+        with open_view(len(self.unfinished.rows), self.journal.num_resumed) as view:
             try:
                 self.engines.run(self.unfinished, self._deliver, view, interrupts)
                 if not self.journal.is_complete and not interrupts.requested:
@@ -169,18 +165,18 @@ class _Run:
             except PagedBatchError:
                 with suppress(RunError):
                     self._write_stats(self._stats())
-                ui.notice(self._resume_hint())
+                _log.info(self._resume_hint())
                 raise
         stats = self._stats()
         try:
             self._write_stats(stats)
             if self.journal.is_complete:
-                return _finish(self.settings, self.paths, self.opened.found, self.journal, stats, ui)
+                return _finish(self.settings, self.paths, self.opened.found, self.journal, stats)
             self.journal.sync()
         except RunError:
-            ui.notice(self._resume_hint())
+            _log.info(self._resume_hint())
             raise
-        ui.notice(f"interrupted: {self._resume_hint()}")
+        _log.info(f"interrupted: {self._resume_hint()}")
         return JobResult(ExitCode.INTERRUPTED, stats, self.paths)
 
     def _deliver(self, answer: Answer) -> None:
@@ -261,13 +257,13 @@ def _open_journal(settings: RunSettings, manifest: Manifest, rows: range, paths:
     )
 
 
-def _tell_resumed(journal: Journal, rows: range, ui: Ui) -> None:
+def _log_resumed(journal: Journal, rows: range) -> None:
     if journal.num_retried:
-        ui.notice(f"{plural(journal.num_retried, 'error row runs', 'error rows run')} again")
+        _log.info(f"{plural(journal.num_retried, 'error row runs', 'error rows run')} again")
     if journal.num_resumed:
-        ui.notice(f"resuming: {finished_of(journal.num_resumed, len(rows))} already")
+        _log.info(f"resuming: {finished_of(journal.num_resumed, len(rows))} already")
         mine = versions()
         changed = [f"{name} {was} -> {mine.get(name)}" for name, was in journal.stored_versions.items()
                    if mine.get(name) != was]  # fmt: skip
         if changed:
-            ui.notice(f"other versions wrote the rows so far: {', '.join(changed)}")
+            _log.info(f"other versions wrote the rows so far: {', '.join(changed)}")

@@ -5,7 +5,6 @@ Knows no engine and no output.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from pagedbatch.constraints.build import ConstraintSource, read_run_constraint
@@ -13,7 +12,6 @@ from pagedbatch.input.fields.columns import ColumnWatch
 from pagedbatch.input.kept_columns import KeptColumns
 from pagedbatch.input.prefetch import Preparer
 from pagedbatch.input.preparation.limits import RowLimits
-from pagedbatch.input.preparation.notices import Notices
 from pagedbatch.input.preparation.preparation import Preparation, open_preparation
 from pagedbatch.input.reader import ReadOptions, Source, Survey, open_source, survey
 from pagedbatch.run.checks import check_columns, check_every_row
@@ -51,7 +49,7 @@ class OpenedJob:
         self.preparation.close()
 
 
-def open_input(settings: RunSettings, notice: Callable[[str], None]) -> OpenedInput:
+def open_input(settings: RunSettings) -> OpenedInput:
     """Opens the input and goes through it once.
 
     Raises:
@@ -60,39 +58,34 @@ def open_input(settings: RunSettings, notice: Callable[[str], None]) -> OpenedIn
     source = open_source(settings.input, read_options(settings))
     watch = ColumnWatch(settings)
     found = survey(source, limit=settings.limit, allow_duplicate_ids=settings.allow_duplicate_ids, on_row=watch.see)
-    watch.tell_near_misses(source.name, notice)
+    watch.log_near_misses(source.name)
     check_columns(settings, source, found)
     watch.refuse_lacked(source.name)
     rows = rows_to_run(settings.shard, found.num_rows)
     return OpenedInput(source, found, rows, read_run_constraint(settings))
 
 
-def open_job(settings: RunSettings, given: OpenedInput, notice: Callable[[str], None]) -> OpenedJob:
+def open_job(settings: RunSettings, given: OpenedInput) -> OpenedJob:
     """Loads the tokenizer; with `strict`, goes through every row.
 
     Raises:
         UsageError: something is wrong with the settings, the rows or the model.
     """
-    notices = Notices(notice)
-    text = open_text_side(settings, given.constraint, notices)
-    preparation = preparation_of(settings, text, notices)
+    text = open_text_side(settings, given.constraint)
+    preparation = preparation_of(settings, text)
     try:
         if settings.strict:
-            check_every_row(given.source, given.found, preparation, notice)
+            check_every_row(given.source, given.found, preparation)
     except BaseException:
         preparation.close()
         raise
     return OpenedJob(given.source, given.found, given.rows, given.constraint, text, preparation)
 
 
-def preparation_of(settings: RunSettings, text: TextSide, notices: Notices) -> Preparation:
-    """What prepares the rows of a run; to be made before weights are loaded, and to be closed.
-
-    Args:
-        notices: what the text side was opened with.
-    """
+def preparation_of(settings: RunSettings, text: TextSide) -> Preparation:
+    """What prepares the rows of a run; to be made before weights are loaded, and to be closed."""
     preparer = Preparer(text.prompts, KeptColumns(settings.keep), settings.model_names)
-    return open_preparation(preparer, RowLimits(cpu_seconds=settings.row_prepare_timeout), notices)
+    return open_preparation(preparer, RowLimits(cpu_seconds=settings.row_prepare_timeout))
 
 
 def read_options(settings: RunSettings) -> ReadOptions:

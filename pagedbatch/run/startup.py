@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pagedbatch.model.loader import LoadedModel
     from pagedbatch.model.model_defaults import ModelDefaults
     from pagedbatch.model.runner import ModelRunner
+
+_log = logging.getLogger(__name__)
 
 
 #: Logits of prompt tokens that a step may hold for prompt logprobs: 256 MiB in float32.
@@ -61,14 +63,11 @@ class DeviceSide:
         }
 
 
-def open_text_side(
-    settings: RunSettings, constraint: ConstraintSource | None, notice: Callable[[str], None]
-) -> TextSide:
+def open_text_side(settings: RunSettings, constraint: ConstraintSource | None) -> TextSide:
     """Loads the tokenizer and the model's defaults.
 
     Args:
         constraint: the one of the whole run.
-        notice: takes a line about what the model asks for and can't have, or what is done to its prompts.
 
     Raises:
         UsageError: no such model, or it can't do what is asked of it.
@@ -88,11 +87,11 @@ def open_text_side(
     tokenizer = load_tokenizer(settings.model, trust_remote_code=settings.trust_remote_code)
     defaults = replace(defaults, num_token_ids=num_token_ids(tokenizer, defaults))
     for remark in defaults.remarks:
-        notice(remark)
+        _log.info(remark)
     if defaults.generation.left_out:
-        notice(
-            f"the model's generation_config sets {', '.join(defaults.generation.left_out)}: "
-            "left out, there is no such control"
+        _log.warning(
+            "the model's generation_config sets %s: left out, there is no such control",
+            ", ".join(defaults.generation.left_out),
         )
     _check_defaults(settings, defaults)
     prompts = PromptBuilder(
@@ -110,7 +109,6 @@ def open_text_side(
             asked_date=settings.date is not None,
         ),
         run_constraint=constraint,
-        notice=notice,
     )
     try:
         params = prompts.resolve_params({})

@@ -5,7 +5,6 @@ A sequence's bits depend neither on its batch, nor on the number of threads, nor
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -24,15 +23,13 @@ _NO_WINDOW = 2**31 - 1  #: of attention_args.h
 
 class CpuBackend:
     """
-    Args:
-        notice: takes one line when the library has to be built first.
 
     Raises:
         BuildError: it can't be built or loaded.
     """
 
-    def __init__(self, notice: Callable[[str], None]) -> None:
-        self._library = load_kernels(notice)
+    def __init__(self) -> None:
+        self._library = load_kernels()
 
     def allocate_cache(
         self,

@@ -10,6 +10,7 @@ a private folder for this process alone.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import platform
 import shlex
@@ -23,6 +24,8 @@ from pathlib import Path
 
 from pagedbatch_kernels.cpu.compiler import CompilerError, run_compiler
 from pagedbatch_kernels.cpu.library_cache import add, find, why_unsafe
+
+_log = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent
 #: A compiler that takes longer is killed.
@@ -79,11 +82,10 @@ def library_stem() -> str:
     return f"cpu-kernels-{key}"
 
 
-def load_library(notice: Callable[[str], None], folder: Path | None = None) -> ctypes.CDLL:
+def load_library(folder: Path | None = None) -> ctypes.CDLL:
     """The library, built first if needed. A process loads it once.
 
     Args:
-        notice: takes one line when a build begins.
         folder: of built libraries; `default_folder` if None.
 
     Raises:
@@ -91,20 +93,20 @@ def load_library(notice: Callable[[str], None], folder: Path | None = None) -> c
     """
     kept = (default_folder() if folder is None else folder) / library_stem()
     if kept not in _loaded:
-        _loaded[kept] = _find_or_build(kept.parent, kept.name, notice)
+        _loaded[kept] = _find_or_build(kept.parent, kept.name)
     return _loaded[kept]
 
 
-def _find_or_build(folder: Path, stem: str, notice: Callable[[str], None]) -> ctypes.CDLL:
+def _find_or_build(folder: Path, stem: str) -> ctypes.CDLL:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         unsafe = why_unsafe(folder)
         if unsafe is not None:
             with tempfile.TemporaryDirectory(prefix="pagedbatch-kernels-") as private:
                 building = f"building the CPU kernels for this run alone, as {unsafe}"
-                return _load(_build(Path(private), stem, lambda using: notice(f"{building}: {using}")))
+                return _load(_build(Path(private), stem, lambda using: _log.info("%s: %s", building, using)))
         found = find(folder, stem) or _build(
-            folder, stem, lambda using: notice(f"building the CPU kernels, once: {using} into {folder}")
+            folder, stem, lambda using: _log.info("building the CPU kernels, once: %s into %s", using, folder)
         )
         return _load(found)
     except OSError as error:

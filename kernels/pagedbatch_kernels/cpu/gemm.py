@@ -5,7 +5,7 @@ A token's result does not depend on its batch: each element is one float32 sum, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -30,15 +30,13 @@ class PackedWeight:
 
 class PackedGemm:
     """
-    Args:
-        notice: takes one line when the library has to be built first.
 
     Raises:
         BuildError: it can't be built or loaded.
     """
 
-    def __init__(self, notice: Callable[[str], None]) -> None:
-        self._library = load_kernels(notice)
+    def __init__(self) -> None:
+        self._library = load_kernels()
         # Weights are used in the same order step after step, so each learns which one to prefetch at its end: only its
         # location, since a reference would keep it alive.
         self._last: PackedWeight | None = None

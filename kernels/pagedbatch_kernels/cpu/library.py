@@ -6,7 +6,7 @@ A struct has the fields of the C++ struct of its name, in order; C++ exports its
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import POINTER, c_bool, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
@@ -104,16 +104,14 @@ FUNCTIONS: dict[str, tuple[Any, Sequence[Any]]] = {
 }
 
 
-def load_kernels(notice: Callable[[str], None]) -> ctypes.CDLL:
+def load_kernels() -> ctypes.CDLL:
     """The library with all functions declared, built first if needed.
 
-    Args:
-        notice: takes one line when a build begins.
 
     Raises:
         BuildError: it can't be built or loaded, or a struct has another size in C++ than here.
     """
-    library = load_library(notice)
+    library = load_library()
     for name, (result, arguments) in FUNCTIONS.items():
         function = library[f"pagedbatch_{name}"]
         function.restype, function.argtypes = result, arguments

@@ -5,8 +5,6 @@ Float32 or bfloat16 throughout, contiguous. A token's result does not depend on 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -16,15 +14,13 @@ from pagedbatch_kernels.cpu.library import RopeArgs, is_bfloat16, load_kernels, 
 
 class NormRope:
     """
-    Args:
-        notice: takes one line when the library has to be built first.
 
     Raises:
         BuildError: it can't be built or loaded.
     """
 
-    def __init__(self, notice: Callable[[str], None]) -> None:
-        self._library = load_kernels(notice)
+    def __init__(self) -> None:
+        self._library = load_kernels()
 
     def rms_norm(self, values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """`values` [num_tokens, size] scaled to a mean square of 1, times `weight` [size] (arXiv 1910.07467).

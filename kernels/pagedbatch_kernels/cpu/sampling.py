@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -20,8 +20,6 @@ _MIN_TEMPERATURE = 1e-20
 class CpuSamplingOps:
     """Logits may have any stride between positions, but must be contiguous in each.
 
-    Args:
-        notice: takes one line when the library has to be built first.
 
     Raises:
         BuildError: it can't be built or loaded.
@@ -29,8 +27,8 @@ class CpuSamplingOps:
 
     dtypes = (torch.float32, torch.bfloat16)
 
-    def __init__(self, notice: Callable[[str], None]) -> None:
-        self._library = load_kernels(notice)
+    def __init__(self) -> None:
+        self._library = load_kernels()
 
     def max_batch_size(self, logits: Tensor) -> int:
         """See `SamplingOps.max_batch_size`."""

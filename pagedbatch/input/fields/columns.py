@@ -6,7 +6,7 @@ What a column asks for and can't have stops the run before it starts. Memory: a 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import logging
 
 from pagedbatch.errors import UsageError
 from pagedbatch.input.fields.field_table import KNOWN, LACKED
@@ -14,6 +14,8 @@ from pagedbatch.input.fields.near_names import nearest_option
 from pagedbatch.input.requests import template_fields
 from pagedbatch.input.row import Row
 from pagedbatch.settings import RunSettings
+
+_log = logging.getLogger(__name__)
 
 #: Of many near misses, so many are told.
 _MOST_NEAR_MISSES = 20
@@ -52,11 +54,11 @@ class ColumnWatch:
                 if is_new and len(self._near_misses) < _MOST_NEAR_MISSES:
                     self._near_misses[name] = row.place
 
-    def tell_near_misses(self, source: str, notice: Callable[[str], None]) -> None:
-        """A notice for each key that was probably meant to be an option."""
+    def log_near_misses(self, source: str) -> None:
+        """A line for each key that was probably meant to be an option."""
         for name, place in self._near_misses.items():
             meant = nearest_option(name)
-            notice(f'{source}, {place}: column {json.dumps(name)} is not read; did you mean "{meant}"?')
+            _log.warning('%s, %s: column %s is not read; did you mean "%s"?', source, place, json.dumps(name), meant)
 
     def refuse_lacked(self, source: str) -> None:
         """Refuses a run whose rows ask for what is not here.

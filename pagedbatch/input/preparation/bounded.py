@@ -6,6 +6,8 @@ new process gets those that the old one had not answered.
 
 from __future__ import annotations
 
+import json
+import logging
 import pickle
 import threading
 import time
@@ -16,10 +18,9 @@ from functools import partial
 
 from pagedbatch.input.prefetch import Prepared, Preparer, unreadable
 from pagedbatch.input.preparation.board import Board
-from pagedbatch.input.preparation.child import ERROR, NOTICE, REQUEST, ROW, SETUP, Inherited, Setup, serve
+from pagedbatch.input.preparation.child import ERROR, LOG, REQUEST, ROW, SETUP, Inherited, LogLine, Setup, serve
 from pagedbatch.input.preparation.limits import RowLimits
 from pagedbatch.input.preparation.links import Frame
-from pagedbatch.input.preparation.notices import Notices
 from pagedbatch.input.preparation.preparation import MOST_ROWS
 from pagedbatch.input.preparation.transfer import RequestReceiver
 from pagedbatch.input.preparation.verdicts import Ending, Verdicts
@@ -48,19 +49,19 @@ class _Sent:
 class BoundedPreparation:
     """Made while this process is small; to be closed. One pass over rows at a time."""
 
-    def __init__(self, preparer: Preparer, limits: RowLimits, notices: Notices) -> None:
+    def __init__(self, preparer: Preparer, limits: RowLimits) -> None:
         self._preparer = preparer
         self._limits = limits
-        self._notices = notices
-        self._verdicts = Verdicts(limits, notices)
+        self._verdicts = Verdicts(limits)
         self._board = Board()
         self._run_part = preparer.constraints.run_part()
-        inherited = Inherited(preparer, self._run_part, limits, self._board, notices.tell_with)
+        inherited = Inherited(preparer, self._run_part, limits, self._board)
         self._zygote = Zygote(partial(serve, inherited=inherited))
         self._child: ForkedChild | None = None
         self._receiver = RequestReceiver(self._run_part, preparer.constraints)
         self._num_answered = 0
         self._sent: deque[_Sent] = deque()
+        self._logged: set[str] = set()
         self._cancelled = threading.Event()
 
     def prepare(self, rows: Iterable[Row], most: int = MOST_ROWS) -> Iterator[Prepared | None]:
@@ -161,11 +162,17 @@ class BoundedPreparation:
             if cpu - begun_cpu > _SLOW_CPU_SECONDS or now - began > _SLOW_SECONDS:
                 yield
 
+    def _log_once(self, line: LogLine) -> None:
+        """Logs what each of several children may say."""
+        if line.message not in self._logged:
+            self._logged.add(line.message)
+            logging.getLogger(line.logger).log(line.level, line.message)
+
     def _take(self, frames: list[Frame]) -> None:
         waiting = (sent for sent in list(self._sent) if sent.prepared is None)
         for frame in frames:
-            if frame.kind == NOTICE:
-                self._notices.once(frame.payload.decode())
+            if frame.kind == LOG:
+                self._log_once(LogLine(*json.loads(frame.payload)))
                 continue
             sent = next(waiting)
             self._num_answered += 1

@@ -5,15 +5,16 @@ Its CPU time is bounded by the system's timer, which ends it wherever it is: in 
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import pickle
 import resource
 import signal
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pagedbatch import preparation_steps as steps
 from pagedbatch.errors import RowError
@@ -27,8 +28,8 @@ from pagedbatch.input.row import Row
 
 #: Kinds of frames. To the child: what it is to know, then rows.
 SETUP, ROW = b"s", b"r"
-#: From the child: one of the first two for each row, in their order; notices in between.
-REQUEST, ERROR, NOTICE = b"q", b"e", b"n"
+#: From the child: one of the first two for each row, in their order; log records in between.
+REQUEST, ERROR, LOG = b"q", b"e", b"n"
 
 #: What rows of such a size in bytes get in CPU seconds, where the chat template gets little.
 _BYTES_PER_SECOND = 2**20
@@ -44,13 +45,12 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """What a child is forked with. `tell_with` makes the prompts' notices go to another taker."""
+    """What a child is forked with."""
 
     preparer: Preparer
     run_part: Any
     limits: RowLimits
     board: Board
-    tell_with: Callable[[Callable[[str], None]], None]
 
 
 def serve(end: ChildEnd, inherited: Inherited) -> None:
@@ -62,7 +62,8 @@ def serve(end: ChildEnd, inherited: Inherited) -> None:
     _bound_memory(inherited.limits.memory_bytes)
     signal.signal(TIME_SIGNAL, signal.SIG_DFL)
     steps.set_watch(watch)
-    inherited.tell_with(lambda line: end.send(Frame(NOTICE, line.encode(errors="replace"))))
+    logger = logging.getLogger("pagedbatch")
+    logger.handlers, logger.propagate = [_ToParent(end)], False
     sender = RequestSender(inherited.run_part, inherited.preparer.constraints)
     while (frame := end.receive()) is not None:
         watch.start_row(len(frame.payload))
@@ -72,6 +73,26 @@ def serve(end: ChildEnd, inherited: Inherited) -> None:
             os._exit(EXIT_MEMORY)  # what the row has taken may not come back: the next one gets a new process
         watch.end_row()
         end.send(answer)
+
+
+class LogLine(NamedTuple):
+    """A line that the parent is to log, as it travels."""
+
+    logger: str
+    level: int
+    message: str
+
+
+class _ToParent(logging.Handler):
+    """Sends what is logged here to the parent, which logs it."""
+
+    def __init__(self, end: ChildEnd) -> None:
+        super().__init__()
+        self._end = end
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = LogLine(record.name, record.levelno, record.getMessage())
+        self._end.send(Frame(LOG, json.dumps(line).encode()))
 
 
 def _answer(row: Row, preparer: Preparer, sender: RequestSender) -> Frame:

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from pagedbatch.input.prefetch import Prepared, Preparer
 from pagedbatch.input.preparation.limits import RowLimits
-from pagedbatch.input.preparation.notices import Notices
 from pagedbatch.input.row import Row
 
 #: Rows that are read ahead of the one that is being prepared.
@@ -46,15 +45,12 @@ class InThisProcess:
         return None
 
 
-def open_preparation(preparer: Preparer, limits: RowLimits, notices: Notices) -> Preparation:
-    """In a process of its own, where the system has what that takes: to be called before weights are loaded.
-
-    `notices` is the one that the preparer's prompts were given.
-    """
+def open_preparation(preparer: Preparer, limits: RowLimits) -> Preparation:
+    """In a process of its own, where the system has what that takes: to be called before weights are loaded."""
     try:
         from pagedbatch.input.preparation.bounded import BoundedPreparation
     except ImportError:  # `fcntl` and `resource` are Unix
         return InThisProcess(preparer)
     from pagedbatch.input.preparation.zygote import can_fork
 
-    return BoundedPreparation(preparer, limits, notices) if can_fork() else InThisProcess(preparer)
+    return BoundedPreparation(preparer, limits) if can_fork() else InThisProcess(preparer)

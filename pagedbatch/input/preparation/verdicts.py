@@ -6,13 +6,15 @@ share it: where it was too much for several rows in a row, it gets little time u
 
 from __future__ import annotations
 
+import logging
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from pagedbatch.input.preparation.board import Progress
 from pagedbatch.input.preparation.limits import RowLimits
 from pagedbatch.preparation_steps import CHAT_TEMPLATE, READING
+
+_log = logging.getLogger(__name__)
 
 #: Exit code of a process that had no memory left for a row.
 EXIT_MEMORY = 75
@@ -42,11 +44,10 @@ class Ending:
 
 
 class Verdicts:
-    """The memory of a run about what was too much. `notice` takes a line when rows begin to be treated otherwise."""
+    """The memory of a run about what was too much."""
 
-    def __init__(self, limits: RowLimits, notice: Callable[[str], None]) -> None:
+    def __init__(self, limits: RowLimits) -> None:
         self._limits = limits
-        self._notice = notice
         self._strikes = 0
         #: Sources that are refused, each with the reason.
         self.refused: dict[str, str] = {}
@@ -90,7 +91,10 @@ class Verdicts:
         self._strikes += 1
         if self._strikes >= _MOST_STRIKES and self.template_seconds is None:
             self.template_seconds = min(_LITTLE_SECONDS, self._limits.cpu_seconds)
-            self._notice(
-                f"{_MOST_STRIKES} rows in a row: {reason}; the template gets {self.template_seconds:g} s a row, and a "
-                f"second more for each MiB of it, until it comes to an end again"
+            _log.warning(
+                "%d rows in a row: %s; the template gets %g s a row, and a second more for each MiB of it, "
+                "until it comes to an end again",
+                _MOST_STRIKES,
+                reason,
+                self.template_seconds,
             )

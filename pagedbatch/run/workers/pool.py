@@ -47,12 +47,11 @@ _QUIET = {
 
 
 @contextmanager
-def open_workers(plan: EnginePlan, width: int, rows: Unfinished, notice: Callable[[str], None]) -> Iterator[Workers]:
+def open_workers(plan: EnginePlan, width: int, rows: Unfinished) -> Iterator[Workers]:
     """Starts the workers on `rows` and waits for their engines: for all on this machine, for the first on a cluster.
 
     Args:
         width: sequences that a plain row needs at once.
-        notice: takes a line for the user.
 
     Raises:
         UsageError: ray is not installed, there is no such cluster, or a worker can't have what it was told.
@@ -76,7 +75,7 @@ def open_workers(plan: EnginePlan, width: int, rows: Unfinished, notice: Callabl
         ledger = RemoteLedger()
         portable = replace(rows, source=replace(rows.source, spool=None))
         with _Taker(answered_groups(portable, sizes, plan, workplaces, ledger)) as taker:
-            workers = Workers(taker, ledger, notice)
+            workers = Workers(taker, ledger)
             workers.wait_for(workplaces.num_awaited)
             yield workers
 
@@ -130,7 +129,7 @@ class _Taker:
 class Workers:
     """The workers of a run, as the job sees them."""
 
-    def __init__(self, taker: _Taker, ledger: RemoteLedger, notice: Callable[[str], None]) -> None:
+    def __init__(self, taker: _Taker, ledger: RemoteLedger) -> None:
         self.totals = Totals()
         self._taker = taker
         self._ledger = ledger
@@ -138,7 +137,7 @@ class Workers:
         self._histories: dict[str, WorkerHistory] = {}
         self._overview: Overview | None = None
         self._looked_at = 0.0
-        self._silence = Silence(notice, time.monotonic())
+        self._silence = Silence(time.monotonic())
 
     def wait_for(self, num_workers: int) -> None:
         """Until so many engines are up, or it is certain that they won't be.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from typing import Any
 
 from pagedbatch.constraints.build import ConstraintSource
 from pagedbatch.input.hub import go_offline_if_needed
-from pagedbatch.input.preparation.notices import Notices
 from pagedbatch.input.preparation.preparation import Preparation
 from pagedbatch.output.finished_row import AnswerWriter
 from pagedbatch.output.records import RecordWriter
@@ -34,9 +34,10 @@ class EnginePlan:
         """
         os.environ["OMP_NUM_THREADS"] = str(share.num_threads)
         go_offline_if_needed(self.settings.model)
-        notices = Notices(_already_told)
-        text = open_text_side(self.settings, self.constraint, notices)
-        preparation = preparation_of(self.settings, text, notices)
+        for layer in ("input", "run"):  # the job has logged the same
+            logging.getLogger(f"pagedbatch.{layer}").setLevel(logging.CRITICAL)
+        text = open_text_side(self.settings, self.constraint)
+        preparation = preparation_of(self.settings, text)
         return OpenedEngine(self, text, preparation, open_device_side(self.settings, text, memory_share=share.memory))
 
 
@@ -66,7 +67,3 @@ class OpenedEngine:
         settings = self.plan.settings
         answers = AnswerWriter(RecordWriter(self.text.tokenizer), self.plan.batch_model)
         return GroupRunner(settings, self.preparation, answers, self.device, book)
-
-
-def _already_told(notice: str) -> None:
-    """The job has said the same on its own terminal."""

@@ -6,20 +6,21 @@ it is for whoever reads the message to say.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 
 from pagedbatch.run.workers.ledger import Overview
 from pagedbatch.wording import duration
+
+_log = logging.getLogger(__name__)
 
 #: A step is seconds at most; loading a large model may well take this long.
 SECONDS_OF_SILENCE = 300.0
 
 
 class Silence:
-    """Looks at the workers' state now and then, and tells `notice` once in each silence."""
+    """Looks at the workers' state now and then, and logs a line once in each silence."""
 
-    def __init__(self, notice: Callable[[str], None], now: float) -> None:
-        self._notice = notice
+    def __init__(self, now: float) -> None:
         self._heard_at = now
         self._heard: object = None
         self._is_told = False
@@ -32,7 +33,7 @@ class Silence:
             self._heard, self._heard_at, self._is_told = heard, now, False
         elif now - self._heard_at >= SECONDS_OF_SILENCE and not self._is_told:
             self._is_told = True
-            self._notice(_words(duration(now - self._heard_at), overview.num_ready))
+            _log.warning(_words(duration(now - self._heard_at), overview.num_ready))
 
 
 def _words(silence: str, num_ready: int) -> str:

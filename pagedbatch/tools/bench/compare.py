@@ -5,9 +5,10 @@ This process loads no model: see `processes`.
 
 from __future__ import annotations
 
+import logging
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from pagedbatch.errors import RunError
 from pagedbatch.output.stats_file import read_stats, versions
 from pagedbatch.tools.bench.processes import ask, run_python
 from pagedbatch.tools.bench.workload import BenchJob, built_in_prompts, read_prompts, write_prompts
+
+_log = logging.getLogger(__name__)
 
 #: The file of prompts, in a temporary folder.
 _ROWS = "rows.jsonl"
@@ -42,8 +45,8 @@ class BenchPlan:
     run_flags: Mapping[str, Any]
 
 
-def compare(plan: BenchPlan, notice: Callable[[str], None]) -> dict[str, Any]:
-    """Measures everything and returns it, ready for JSON; `notice` takes a line as each part begins.
+def compare(plan: BenchPlan) -> dict[str, Any]:
+    """Measures everything and returns it, ready for JSON.
 
     After an interrupt, the result has the jobs that were measured completely; if there are none, it is raised.
 
@@ -53,12 +56,12 @@ def compare(plan: BenchPlan, notice: Callable[[str], None]) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory(prefix="pagedbatch-bench-") as name:
         folder = Path(name)
-        ready = _prepare(plan, folder, notice)
+        ready = _prepare(plan, folder)
         jobs: list[dict[str, Any]] = []
         interrupted = False
         try:
             for job in plan.jobs:
-                jobs.append(_measure(job, plan, ready, folder, notice))
+                jobs.append(_measure(job, plan, ready, folder))
         except KeyboardInterrupt:
             if not jobs:
                 raise
@@ -77,18 +80,16 @@ def compare(plan: BenchPlan, notice: Callable[[str], None]) -> dict[str, Any]:
     }
 
 
-def _measure(
-    job: BenchJob, plan: BenchPlan, ready: Mapping[str, Any], folder: Path, notice: Callable[[str], None]
-) -> dict[str, Any]:
+def _measure(job: BenchJob, plan: BenchPlan, ready: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """One job, our runs first."""
     flags = {**plan.run_flags, "model": ready["model"]}
     runs = []
     for repeat in range(plan.repeats):
-        notice(f"{job.name}: pagedbatch, {repeat + 1} of {plan.repeats}")
+        _log.info("%s: pagedbatch, %d of %d", job.name, repeat + 1, plan.repeats)
         runs.append(run_pagedbatch(job, folder / _ROWS, ready["num_prompts"], flags, folder))
     theirs = None
     if plan.generate_seconds is not None:
-        notice(f"{job.name}: transformers generate, at most about {plan.generate_seconds:.0f} s")
+        _log.info("%s: transformers generate, at most about %.0f s", job.name, plan.generate_seconds)
         theirs = _run_generate(job, plan, ready)
     return _side_by_side(job, runs, theirs)
 
@@ -144,12 +145,12 @@ def run_pagedbatch(
     }
 
 
-def _prepare(plan: BenchPlan, folder: Path, notice: Callable[[str], None]) -> dict[str, Any]:
+def _prepare(plan: BenchPlan, folder: Path) -> dict[str, Any]:
     """Writes the prompts, and has them and the model checked; see `bench.prepare`."""
     count = plan.num_prompts
     rows = built_in_prompts(count) if plan.prompts is None else read_prompts(plan.prompts, count)
     write_prompts(rows, folder / _ROWS)
-    notice("making random weights" if plan.dummy_weights else "checking the model and the prompts")
+    _log.info("making random weights" if plan.dummy_weights else "checking the model and the prompts")
     question = {
         "model": plan.model,
         "run_flags": dict(plan.run_flags),
@@ -163,7 +164,7 @@ def _prepare(plan: BenchPlan, folder: Path, notice: Callable[[str], None]) -> di
     }
     ready = ask("pagedbatch.tools.bench.prepare", question, "the check of the model").values
     if ready["num_prompts"] < count:
-        notice(f"there are {ready['num_prompts']} prompts, fewer than --num-prompts {count}")
+        _log.warning("there are %d prompts, fewer than --num-prompts %d", ready["num_prompts"], count)
     return ready
 
 

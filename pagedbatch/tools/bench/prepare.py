@@ -51,7 +51,7 @@ def prepare(question: dict[str, Any]) -> dict[str, Any]:
         elif not has_tokenizer:
             _refuse_texts(rows)
     settings = {**flags, "input": str(rows), "model": model, "output": "-", "generation_config": "none"}
-    prompts = _token_ids(rows, open_text_side(merge(settings, {}), None, lambda _: None), question["max_tokens"])
+    prompts = _token_ids(rows, open_text_side(merge(settings, {}), None), question["max_tokens"])
     (folder / "prompts.json").write_text(json.dumps(prompts), encoding="utf-8")
     return {
         "model": model,

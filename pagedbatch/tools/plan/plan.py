@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +23,8 @@ from pagedbatch.tools.plan.rows import PlannedRows, read_rows
 from pagedbatch.tools.plan.sizes import Sizes, estimate_sizes
 from pagedbatch.tools.plan.verdict import Verdict, judge
 from pagedbatch.wording import plural
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,6 @@ def make_plan(
     *,
     expect_tokens: int | None,
     simulated_rows: int | None,
-    notice: Callable[[str], None],
     show_progress: Callable[[str], None],
 ) -> Plan:
     """Plans a run of `settings` in one process on this machine. Its output file is not looked at.
@@ -85,7 +87,6 @@ def make_plan(
     Args:
         expect_tokens: the mean length of outputs that may end by themselves.
         simulated_rows: how many of the first rows are simulated; None: as many as take seconds.
-        notice: takes a line that a run would print too.
         show_progress: takes a line about progress now and then.
 
     Raises:
@@ -94,11 +95,11 @@ def make_plan(
     go_offline_if_needed(settings.input, settings.model)
     show_progress("opening the input and the model's config")
     if settings.uses_workers:
-        notice("planned for one process: each worker would have a pool of its own, and its share of the rows")
+        _log.info("planned for one process: each worker would have a pool of its own, and its share of the rows")
     # A strict run is refused because of broken rows; its plan names them.
     settings = replace(settings, strict=False)
-    given = open_input(settings, notice)
-    with closing(open_job(settings, given, notice)) as opened:
+    given = open_input(settings)
+    with closing(open_job(settings, given)) as opened:
         sizes = estimate_sizes(settings, opened.text.defaults)
         config = engine_config(settings, opened.text.defaults, sizes.num_blocks, sizes.num_swap_blocks)
         rows = read_rows(opened, config, simulated_rows, show_progress)
