@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pagedbatch.cli.flags import takes_options, values_of
 from pagedbatch.cli.terminal import say
 from pagedbatch.config import EngineConfig, PreemptionMode
-from pagedbatch.errors import UsageError
+from pagedbatch.errors import ExitCode, UsageError
 from pagedbatch.options import like, option, options_of
 from pagedbatch.printable import printable_values
 from pagedbatch.readers import INT64, choice, count, integer, new_file, text
@@ -111,7 +111,6 @@ def simulate(**flags: Any) -> int:
 
     from pagedbatch.cli.simulated_pool import KVShape, num_pool_blocks, pool_shape
     from pagedbatch.output.stats_file import write_stats
-    from pagedbatch.output.write import EXIT_ROWS_FAILED
     from pagedbatch.report.details import details
     from pagedbatch.report.summary import summary
     from pagedbatch.tools.simulate.simulate import simulate, simulation_stats
@@ -168,7 +167,7 @@ def simulate(**flags: Any) -> int:
         say(f"{plural(found.num_clamped, 'request')} had a length of 0: it was taken as 1")
     if found.num_error:
         say(f"{found.num_error} requests could not run; the first: {found.first_error}")
-    return EXIT_ROWS_FAILED if found.num_error else 0
+    return ExitCode.ROW_ERRORS if found.num_error else ExitCode.OK
 
 
 def _settings(own: SimulateOptions, flags: dict[str, Any], config: EngineConfig) -> dict[str, Setting]:

@@ -12,13 +12,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from pagedbatch.errors import RunError, UsageError
+from pagedbatch.errors import ExitCode, RunError, UsageError
 from pagedbatch.output.locking import open_locked
 from pagedbatch.output.openai_records import answered_row
 from pagedbatch.output.paths import OutputPaths
 from pagedbatch.output.shard_outputs import Part, merged_paths, open_parts
 from pagedbatch.output.stats_file import write_stats
-from pagedbatch.output.write import EXIT_ROWS_FAILED, clear_leftovers, write_records
+from pagedbatch.output.write import clear_leftovers, write_records
 from pagedbatch.stats.merge import merge_shards
 from pagedbatch.wording import plural
 
@@ -34,7 +34,7 @@ class Merged:
 
     @property
     def exit_code(self) -> int:
-        return EXIT_ROWS_FAILED if self.num_error else 0
+        return ExitCode.ROW_ERRORS if self.num_error else ExitCode.OK
 
 
 def merge_parts(names: Sequence[str], output: str, notice: Callable[[str], None]) -> Merged:

@@ -18,9 +18,6 @@ from pagedbatch.output.stats_file import read_stats
 from pagedbatch.stats.record import RecordError
 from pagedbatch.stats.schema import Stats
 
-#: The run is finished, and some of its rows are errors.
-EXIT_ROWS_FAILED = 3
-
 
 def clear_leftovers(paths: OutputPaths | None) -> None:
     """Removes what a run that was killed while it wrote left half done. To be called with the journal locked."""

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from pagedbatch.constraints.build import ConstraintSource
-from pagedbatch.errors import PagedBatchError, RunError, UsageError
+from pagedbatch.errors import ExitCode, PagedBatchError, RunError, UsageError
 from pagedbatch.fingerprint import model_fingerprint
 from pagedbatch.input.hub import go_offline_if_needed
 from pagedbatch.input.reader import Source, Survey
@@ -22,9 +22,9 @@ from pagedbatch.output.records import RecordWriter
 from pagedbatch.output.shard_outputs import describe_shard
 from pagedbatch.output.stats_file import build_stats, describe_settings, versions, write_stats
 from pagedbatch.output.totals import Totals
-from pagedbatch.output.write import EXIT_ROWS_FAILED, clear_leftovers, stats_of_finished, write_output
+from pagedbatch.output.write import clear_leftovers, stats_of_finished, write_output
 from pagedbatch.params import resolve
-from pagedbatch.run.interrupts import EXIT_INTERRUPTED, Interrupts
+from pagedbatch.run.interrupts import Interrupts
 from pagedbatch.run.loop import RowsView
 from pagedbatch.run.one_process import OneProcess
 from pagedbatch.run.open import OpenedJob, open_input, open_job
@@ -142,7 +142,7 @@ def _finish(
         errors = plural(journal.num_error, "row is an error", "rows are errors")
         these = "it" if journal.num_error == 1 else "these"
         ui.notice(f"{errors}: the same command with --retry-errors runs {these} again")
-    return JobResult(EXIT_ROWS_FAILED if journal.num_error else 0, stats, paths)
+    return JobResult(ExitCode.ROW_ERRORS if journal.num_error else ExitCode.OK, stats, paths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class _Run:
             ui.notice(self._resume_hint())
             raise
         ui.notice(f"interrupted: {self._resume_hint()}")
-        return JobResult(EXIT_INTERRUPTED, stats, self.paths)
+        return JobResult(ExitCode.INTERRUPTED, stats, self.paths)
 
     def _deliver(self, answer: Answer) -> None:
         self.journal.append(answer.row, answer.record, ok=answer.ok)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pagedbatch.errors import PagedBatchError, RunError, UsageError
+from pagedbatch.errors import ExitCode, PagedBatchError, RunError, UsageError
 from pagedbatch.run.interrupts import Interrupts
 
 
@@ -68,7 +68,7 @@ def run_python(arguments: Sequence[str], what: str) -> ProcessCost:
             printed.seek(0)
             lines = printed.read().decode(errors="replace").strip().splitlines()
             last = lines[-1].removeprefix("error: ") if lines else "it said nothing"
-            if exit_code == UsageError.exit_code:
+            if exit_code == ExitCode.USAGE:
                 raise UsageError(last)
             raise RunError(f"{what} failed ({_how(exit_code)}): {last}")
     return ProcessCost(seconds, peak_bytes)
