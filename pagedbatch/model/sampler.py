@@ -67,7 +67,7 @@ class Sampler:
         drawn = self._ops.draw(scores, draws)
 
         rows = to_device(draws.batch_indices, torch.int64, raw.device)
-        shown, normalisers = _shown(tasks, raw, normalisers, scores, draws, drawn)
+        shown, normalisers = _shown(tasks, raw, normalisers, scores, draws, drawn, self._ops)
         drawn_logprobs = shown[rows, drawn].float() - normalisers[rows]
         counts = [task.params.logprobs for task in tasks]
         tops = top_logprobs(counts, shown, normalisers, self._ops)
@@ -133,7 +133,13 @@ def _draws(tasks: list[SampleTask]) -> Draws:
 
 
 def _shown(
-    tasks: list[SampleTask], raw: Tensor, normalisers: Tensor, scores: Tensor, draws: Draws, drawn: Tensor
+    tasks: list[SampleTask],
+    raw: Tensor,
+    normalisers: Tensor,
+    scores: Tensor,
+    draws: Draws,
+    drawn: Tensor,
+    ops: SamplingOps,
 ) -> tuple[Tensor, Tensor]:
     """The scores and normalisers that logprobs are read from: raw ones, but for rows that want processed ones.
 
@@ -151,5 +157,5 @@ def _shown(
         own_draws, batch_indices = (to_device(each, torch.int64, raw.device) for each in draws_at(draws, random))
         probs = truncated_probs(shown[positions], draws, random, (batch_indices, drawn[own_draws]))
         shown[positions] = probs.log()
-    normalisers[wanted] = shown[wanted].logsumexp(dim=-1)
+    normalisers[wanted] = ops.logsumexp(shown[wanted])
     return shown, normalisers
