@@ -61,6 +61,20 @@ def task(row: int, params: GenerationParams, indices: tuple[int, ...] = (0,), po
 # --- samples ---------------------------------------------------------------------------------------------------------
 
 
+def test_processed_logprobs_do_not_depend_on_the_batch() -> None:
+    """torch's logsumexp sums a lone position by as many parts as there are threads."""
+    params = GenerationParams(temperature=0.9, logprobs=0, logprobs_mode="processed")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for seed in range(0, 200, 4):
+            logits = normal(4, 49_152, seed=seed, spread=4.0)
+            tasks = [task(row, params) for row in range(4)]
+            assert sample(logits.clone(), tasks)[0] == sample(logits[:1].clone(), tasks[:1])[0]
+    finally:
+        torch.set_num_threads(threads)
+
+
 def definition(logits: Tensor, p: GenerationParams) -> np.ndarray:
     """Probabilities after temperature, top-k, top-p and min-p, one token at a time."""
     odds = (logits.double() / p.temperature).softmax(-1).tolist()

@@ -1,12 +1,13 @@
-"""The inverse of a running sum: what has no weight is never drawn, and rounding never leads past the last token."""
+"""Sampling in torch: greedy, joint top-k, and the inverse CDF, which never draws what has no probability."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from pagedbatch_kernels.sampling import Draws
 
-from pagedbatch.model.torch_sampling import invert_cdf
+from pagedbatch.model.torch_sampling import TorchSamplingOps, invert_cdf
 
 LAST_POINT = 1 - 2.0**-53
 
@@ -54,3 +55,31 @@ def test_inversion_equals_a_running_sum() -> None:
     ends, starts = running[rows, drawn], running[rows, drawn] - weights[rows, drawn]
     targets = points * running[rows, -1]
     assert ((starts - 1e-7 <= targets) & (targets < ends + 1e-7)).all()
+
+
+@pytest.mark.parametrize("size", [1, 5, 33, 300, 50257])
+def test_greedy_takes_the_first_of_ties(size: int) -> None:
+    logits = torch.randn(50, size, generator=torch.Generator().manual_seed(size)).round()
+    zeros = [0.0] * 50
+    draws = Draws(zeros, [0] * 50, [1.0] * 50, zeros, [1] * 50, np.zeros(50))
+    assert TorchSamplingOps().draw(logits, draws).tolist() == [row.index(max(row)) for row in logits.tolist()]
+
+
+@pytest.mark.parametrize("size", [5, 33, 5000])
+@pytest.mark.parametrize("group_size", [1, 3])
+def test_joint_topk_is_that_of_a_sort(size: int, group_size: int) -> None:
+    ops, generator = TorchSamplingOps(), torch.Generator().manual_seed(size)
+    logits = torch.randn(2 * group_size, size, generator=generator)
+    logsumexp, cum_logprobs = ops.logsumexp(logits), -torch.rand(2 * group_size, generator=generator)
+    everything = (logits - logsumexp.unsqueeze(1) + cum_logprobs.unsqueeze(1)).view(2, -1)
+    expected, order = everything.sort(dim=-1, descending=True)
+    for k in (0, 1, 2, 5):
+        scores, indices = ops.joint_topk(logits, logsumexp, cum_logprobs, group_size, k)
+        assert torch.equal(scores, expected[:, :k])
+        assert torch.equal(indices, order[:, :k])
+
+
+def test_joint_topk_of_ties_are_different_tokens() -> None:
+    scores, indices = TorchSamplingOps().joint_topk(torch.zeros(2, 300), torch.zeros(2), torch.zeros(2), 1, 40)
+    assert (scores == 0).all()
+    assert all(len(set(ids)) == 40 and max(ids) < 300 for ids in indices.tolist())

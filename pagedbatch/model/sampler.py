@@ -15,7 +15,7 @@ from pagedbatch.model.logits_processors import apply_logits_processors, needs_lo
 from pagedbatch.model.logprobs import NOT_NUMBERS, list_top_logprobs, mask_padding_, to_supported_dtype, top_logprobs
 from pagedbatch.model.philox import uniforms
 from pagedbatch.model.token_mask import apply_token_mask_
-from pagedbatch.model.torch_sampling import TorchSamplingOps, truncated_probs
+from pagedbatch.model.torch_sampling import TorchSamplingOps, draws_at, truncated_probs
 from pagedbatch.model.transfer import DeviceTask, run_device_tasks, to_device
 from pagedbatch.step import BeamResult, SampleResult, SampleTask, SchedulerOutput
 
@@ -67,7 +67,7 @@ class Sampler:
         drawn = self._ops.draw(scores, draws)
 
         rows = to_device(draws.batch_indices, torch.int64, raw.device)
-        shown, normalisers = _shown(tasks, raw, normalisers, scores, draws, drawn)
+        shown, normalisers = _shown(tasks, raw, normalisers, scores, draws, drawn, self._ops)
         drawn_logprobs = shown[rows, drawn].float() - normalisers[rows]
         counts = [task.params.logprobs for task in tasks]
         tops = top_logprobs(counts, shown, normalisers, self._ops)
@@ -133,7 +133,13 @@ def _draws(tasks: list[SampleTask]) -> Draws:
 
 
 def _shown(
-    tasks: list[SampleTask], raw: Tensor, normalisers: Tensor, scores: Tensor, draws: Draws, drawn: Tensor
+    tasks: list[SampleTask],
+    raw: Tensor,
+    normalisers: Tensor,
+    scores: Tensor,
+    draws: Draws,
+    drawn: Tensor,
+    ops: SamplingOps,
 ) -> tuple[Tensor, Tensor]:
     """The scores and normalisers that logprobs are read from: raw ones, but for rows that want processed ones.
 
@@ -147,10 +153,9 @@ def _shown(
     shown[wanted] = scores[wanted].float()
     random = np.array([i for i in wanted if tasks[i].params.temperature > 0], np.int64)
     if len(random):
-        rows = to_device(random, torch.int64, raw.device)
-        own = np.isin(draws.batch_indices, random)
-        row_of_own = to_device(np.searchsorted(random, draws.batch_indices[own]), torch.int64, raw.device)
-        drawn_here = drawn[to_device(np.flatnonzero(own), torch.int64, raw.device)]
-        shown[rows] = truncated_probs(shown[rows], draws, random, (row_of_own, drawn_here)).log()
-    normalisers[wanted] = shown[wanted].logsumexp(dim=-1)
+        positions = to_device(random, torch.int64, raw.device)
+        own_draws, batch_indices = (to_device(each, torch.int64, raw.device) for each in draws_at(draws, random))
+        probs = truncated_probs(shown[positions], draws, random, (batch_indices, drawn[own_draws]))
+        shown[positions] = probs.log()
+    normalisers[wanted] = ops.logsumexp(shown[wanted])
     return shown, normalisers

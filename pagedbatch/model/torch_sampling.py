@@ -1,7 +1,4 @@
-"""`SamplingOps` in torch: for GPUs, the oracle of the CPU's own, and what stands in for it. Knows no task.
-
-On a GPU nothing here waits for the device.
-"""
+"""`SamplingOps` in torch: for GPUs, where nothing here waits for the device, and for CPUs without the C++ library."""
 
 from __future__ import annotations
 
@@ -11,14 +8,12 @@ from pagedbatch_kernels.sampling import Draws
 from torch import Tensor
 
 from pagedbatch.model.top_k_top_p import apply_top_k_top_p_
-from pagedbatch.model.topk import first_largest, largest
 from pagedbatch.model.transfer import to_device
 
-#: Logits worked on at once. On a CPU they stay in its caches, where a pass costs a fraction; on a GPU this only bounds
-#: the memory that a step needs.
-_LOGITS_AT_ONCE_ON_CPU, _LOGITS_AT_ONCE = 2**20, 2**27
-#: A divisor below this may make infinities of scores in float32, and all that is this small is greedy.
-_LEAST_TEMPERATURE = 1e-20
+#: Bounds the memory that a step needs.
+_MAX_LOGITS_ON_CPU, _MAX_LOGITS = 2**23, 2**27
+#: Dividing by less could overflow float32; temperatures this small are greedy anyway.
+_MIN_TEMPERATURE = 1e-20
 _SPAN = 256
 
 
@@ -28,96 +23,97 @@ class TorchSamplingOps:
     dtypes = (torch.float32,)
 
     def max_batch_size(self, logits: Tensor) -> int:
-        at_once = _LOGITS_AT_ONCE_ON_CPU if logits.device.type == "cpu" else _LOGITS_AT_ONCE
-        return max(1, at_once // logits.shape[1])
+        max_logits = _MAX_LOGITS_ON_CPU if logits.device.type == "cpu" else _MAX_LOGITS
+        return max(1, max_logits // logits.shape[1])
 
     def logsumexp(self, logits: Tensor) -> Tensor:
-        """By way of softmax, which torch does several times as fast as logsumexp on a CPU."""
+        """By way of softmax: how torch's own logsumexp rounds on a CPU depends on the number of positions."""
         return logits.amax(dim=-1) - logits.softmax(dim=-1).amax(dim=-1).log()
 
-    def draw(self, scores: Tensor, draws: Draws) -> Tensor:
-        device = scores.device
-        is_random = np.array([temperature > 0 for temperature in draws.temperatures])
-        row_of_draw = draws.batch_indices
-        drawn = torch.empty(len(row_of_draw), dtype=torch.int64, device=device)
-        for kind in (False, True):
-            rows = np.flatnonzero(is_random == kind)
-            if len(rows) == 0:
-                continue
-            own_draws = np.flatnonzero(is_random[row_of_draw] == kind)
-            own = scores if len(rows) == len(is_random) else scores[to_device(rows, torch.int64, device)]
-            row_of_own = to_device(np.searchsorted(rows, row_of_draw[own_draws]), torch.int64, device)
-            if kind:
-                weights = truncated_probs(own, draws, rows)
-                picked = invert_cdf(weights, row_of_own, to_device(draws.uniforms[own_draws], torch.float64, device))
-            else:
-                picked = first_largest(own)[row_of_own]
-            drawn[to_device(own_draws, torch.int64, device)] = picked
-        return drawn
+    def draw(self, logits: Tensor, draws: Draws) -> Tensor:
+        device = logits.device
+        token_ids = logits.argmax(dim=-1)[to_device(draws.batch_indices, torch.int64, device)]  # the first among ties
+        random = np.flatnonzero(np.array(draws.temperatures) > 0)
+        if len(random):
+            own = logits if len(random) == len(logits) else logits[to_device(random, torch.int64, device)]
+            own_draws, batch_indices = draws_at(draws, random)
+            token_ids[to_device(own_draws, torch.int64, device)] = invert_cdf(
+                truncated_probs(own, draws, random),
+                to_device(batch_indices, torch.int64, device),
+                to_device(draws.uniforms[own_draws], torch.float64, device),
+            )
+        return token_ids
 
     def joint_topk(
         self, logits: Tensor, logsumexp: Tensor, cum_logprobs: Tensor, group_size: int, k: int
     ) -> tuple[Tensor, Tensor]:
-        if group_size == 1:  # what is the same for a whole position changes nothing in its order
-            values, token_ids = largest(logits, k)
-            return values - logsumexp.unsqueeze(1) + cum_logprobs.unsqueeze(1), token_ids
+        if group_size == 1:  # the order is that of the logits
+            top = logits.topk(k)
+            return top.values - logsumexp.unsqueeze(1) + cum_logprobs.unsqueeze(1), top.indices
         scores = logits - logsumexp.unsqueeze(1) + cum_logprobs.unsqueeze(1)
-        return largest(scores.view(-1, group_size * logits.shape[1]), k)
+        top = scores.view(-1, group_size * logits.shape[1]).topk(k)
+        return top.values, top.indices
+
+
+def draws_at(draws: Draws, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The draws at some positions of a batch: their indices, and the index into `positions` of each; int64 [num_draws].
+
+    Args:
+        positions: int64, ascending.
+    """
+    own = np.flatnonzero(np.isin(draws.batch_indices, positions))
+    return own, np.searchsorted(positions, draws.batch_indices[own])
 
 
 def truncated_probs(
-    scores: Tensor, draws: Draws, rows: np.ndarray, drawn: tuple[Tensor, Tensor] | None = None
+    logits: Tensor, draws: Draws, positions: np.ndarray, drawn: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """What each token weighs in the draws of some rows: its probability at the temperature, 0 if it is left out.
+    """The probabilities at the temperature, with 0 for what top-k, top-p and min-p leave out.
 
     Args:
-        scores: float32 [num_rows, vocab_size].
-        draws: of which the entries `rows` are those of `scores`; all at temperatures above 0.
-        drawn: rows of `scores` and token ids, int64 [num_draws], that stay whatever is left out: other `SamplingOps`,
-            which drew them, may have found inside a border what rounding puts just outside it here.
+        logits: float32 [batch_size, vocab_size], those of `positions`.
+        draws: the draws of a larger batch.
+        positions: int64 [batch_size], positions in that batch; their temperatures are above 0.
+        drawn: indices into `logits` and token ids, int64 [num_draws] each, that keep their probability whatever is left
+            out: the `SamplingOps` that drew them may round differently, and keep what is just left out here.
 
     Returns:
-        float32 [num_rows, vocab_size], not normalised.
+        float32 [batch_size, vocab_size], not normalised.
     """
-    temperatures = [max(draws.temperatures[row], _LEAST_TEMPERATURE) for row in rows]
-    if any(temperature != 1.0 for temperature in temperatures):
-        scores = scores / to_device(temperatures, torch.float32, scores.device).unsqueeze(1)
-    weights = scores.softmax(dim=-1)
-    probabilities = torch.empty(0) if drawn is None else weights[drawn]
-    settings = ([each[row] for row in rows] for each in (draws.top_k, draws.top_p, draws.min_p))
-    apply_top_k_top_p_(weights, *settings)
+    temperatures = [max(draws.temperatures[i], _MIN_TEMPERATURE) for i in positions]
+    probs = (logits / to_device(temperatures, torch.float32, logits.device).unsqueeze(1)).softmax(dim=-1)
+    drawn_probs = probs[:0] if drawn is None else probs[drawn]
+    apply_top_k_top_p_(probs, *([each[i] for i in positions] for each in (draws.top_k, draws.top_p, draws.min_p)))
     if drawn is not None:
-        weights[drawn] = probabilities
-    return weights
+        probs[drawn] = drawn_probs
+    return probs
 
 
-def invert_cdf(weights: Tensor, rows: Tensor, points: Tensor) -> Tensor:
-    """For each draw, the token at which the running sum of its row's weights passes `point * total`.
+def invert_cdf(probs: Tensor, batch_indices: Tensor, uniforms: Tensor) -> Tensor:
+    """For each draw, the first token at which the cumulative probability exceeds `uniform * total`.
 
-    Summed in vocabulary order, over spans first and then within one span: the vocabulary is read once and never sorted.
-    Vocabulary order keeps a draw stable when two weights are nearly equal.
+    Summed in vocabulary order, spans first and then within one span, so that the vocabulary is read once and no draw
+    needs memory of its size.
 
     Args:
-        weights: float32 [num_rows, vocab_size], not negative, some positive in each row.
-        rows: int64 [num_draws], the row of each draw.
-        points: float64 [num_draws] in [0, 1).
+        probs: float32 [batch_size, vocab_size], not negative, some positive at each position; need not sum to 1.
+        batch_indices: int64 [num_draws], the position of each draw.
+        uniforms: float64 [num_draws] in [0, 1).
 
     Returns:
-        int64 [num_draws], token ids of positive weight.
+        int64 [num_draws], token ids of positive probability.
     """
-    padding = -weights.shape[1] % _SPAN
-    padded = torch.nn.functional.pad(weights, (0, padding)) if padding else weights
-    spans = padded.view(weights.shape[0], -1, _SPAN)
-    span_ends = spans.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)[rows]
-    # Below the total even for the largest point, 1 - 2**-53: that product never rounds up to it.
-    targets = points.unsqueeze(1) * span_ends[:, -1:]
-    # right=True skips what has no weight: the first running sum strictly above the target.
+    spans = torch.nn.functional.pad(probs, (0, -probs.shape[1] % _SPAN)).view(len(probs), -1, _SPAN)
+    span_ends = spans.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)[batch_indices]
+    # Below the total even for the largest uniform, 1 - 2**-53: that product never rounds up to it.
+    targets = uniforms.unsqueeze(1) * span_ends[:, -1:]
+    # right=True skips tokens of probability 0: the first cumulative sum strictly above the target.
     chosen = torch.searchsorted(span_ends, targets, right=True)
     before = torch.where(chosen > 0, span_ends.gather(1, (chosen - 1).clamp(min=0)), 0.0)
-    within = spans[rows, chosen.squeeze(1)].double()
+    within = spans[batch_indices, chosen.squeeze(1)].double()
     ends = before + within.cumsum(dim=-1)
     offset = torch.searchsorted(ends, targets, right=True)
-    # The span's own sum may be rounded up a little above `ends`: then its last token with weight is meant.
-    position = torch.arange(_SPAN, device=weights.device)
-    last = torch.where(within > 0, position, -1).amax(dim=-1, keepdim=True)
+    # The span's own sum may be rounded up a little above `ends`: then its last possible token is meant.
+    ids = torch.arange(_SPAN, device=probs.device)
+    last = torch.where(within > 0, ids, -1).amax(dim=-1, keepdim=True)
     return (chosen * _SPAN + torch.minimum(offset, last)).squeeze(1)
