@@ -88,7 +88,7 @@ def test_of_a_prompt_that_is_cut_counts_what_is_left(beyond: Any) -> None:
     assert len(ids(prompt="<image>" + "a" * 50)) == 35
 
 
-def test_one_such_row_stops_no_other(tmp_path: Path, rand_model_path: Path, beyond: Any) -> None:
+def test_one_such_row_stops_no_other(tmp_path: Path, rand_model_path: Path, beyond: Any, told: list[str]) -> None:
     from shutil import copytree
 
     copytree(rand_model_path, tmp_path / "model")
@@ -107,6 +107,7 @@ def test_one_such_row_stops_no_other(tmp_path: Path, rand_model_path: Path, beyo
     with pytest.raises(UsageError, match="--strict: 1 of 4 rows can't be answered"):
         place.run(view, strict=True, restart=True)
     assert f"line 2: {BEYOND}" in view.notices
+    told.clear()
 
 
 def test_ids_that_are_padding_are_refused(tokenizer: Any) -> None:

@@ -66,6 +66,9 @@ class SilentView:
         return None
 
 
+NO_DEFAULTS = SimpleNamespace(values={}, left_out=())
+
+
 def text_side(settings: RunSettings, constraint: Any) -> TextSide:
     tokenizer = ByteTokenizer()
     prompts = PromptBuilder(
@@ -76,7 +79,7 @@ def text_side(settings: RunSettings, constraint: Any) -> TextSide:
         prompt_column=settings.prompt_column,
         prompt_template=settings.prompt_template,
     )
-    defaults: Any = SimpleNamespace(generation={}, eos_token_ids=frozenset(), max_model_len=MAX_MODEL_LEN)
+    defaults: Any = SimpleNamespace(generation=NO_DEFAULTS, eos_token_ids=frozenset(), max_model_len=MAX_MODEL_LEN)
     return TextSide(tokenizer, defaults, prompts, prompts.resolve_params({}))
 
 
