@@ -22,7 +22,7 @@ ENDS = (EOS, EOT)
 
 @pytest.fixture(scope="module")
 def compiler(rand_model_path: Path) -> GrammarCompiler:
-    return GrammarCompiler(tokenizer(rand_model_path), paged_model(rand_model_path).defaults.vocab_size, ENDS)
+    return GrammarCompiler(tokenizer(rand_model_path), paged_model(rand_model_path).config.vocab_size, ENDS)
 
 
 @pytest.fixture(scope="module")

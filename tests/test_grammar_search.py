@@ -58,7 +58,7 @@ def grammar(path: Path, kind: Any, text: str) -> Constraint:
     from pagedbatch.constraints.grammar import GrammarCompiler
 
     ends = tuple(sorted(ends_of(path)))
-    vocab_size = paged_model(path).defaults.vocab_size
+    vocab_size = paged_model(path).config.vocab_size
     return GrammarCompiler(tokenizer(path), vocab_size, ends).constraint(kind, text, ends)
 
 

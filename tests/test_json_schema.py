@@ -85,7 +85,7 @@ def accepts(rand_model_path: Path) -> Any:
     """Whether a value may be written under a schema."""
     xgrammar = pytest.importorskip("xgrammar", reason="xgrammar is not installed")
     vocabulary = xgrammar.TokenizerInfo.from_huggingface(
-        tokenizer(rand_model_path), vocab_size=paged_model(rand_model_path).defaults.vocab_size
+        tokenizer(rand_model_path), vocab_size=paged_model(rand_model_path).config.vocab_size
     )
     compiler = xgrammar.GrammarCompiler(vocabulary)
 
