@@ -17,6 +17,7 @@ import numpy as np
 
 from pagedbatch.constraint import AllowedMask
 from pagedbatch.errors import RowError, RunError
+from pagedbatch.wording import first_line
 
 GrammarKind = Literal["json_schema", "regex", "grammar"]
 
@@ -152,8 +153,7 @@ class GrammarCompiler:
 
 
 def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return _SOURCE_PLACE.sub("", lines[0])
+    return _SOURCE_PLACE.sub("", first_line(error))
 
 
 def _pack_bits(flags: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pagedbatch.errors import UsageError
 from pagedbatch.model.torch_sampling import TorchSamplingOps
+from pagedbatch.wording import first_line
 
 _log = logging.getLogger(__name__)
 
@@ -128,8 +129,9 @@ class FallbackBackend:
         except Exception as error:
             if self._current is REFERENCE:
                 raise
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            _log.warning("%s kernel %s failed (%s): going on with the torch backend", self._name, function, reason)
+            _log.warning(
+                "%s kernel %s failed (%s): going on with the torch backend", self._name, function, first_line(error)
+            )
             self._current = REFERENCE
             return getattr(REFERENCE, function)(*args, **options)
 
