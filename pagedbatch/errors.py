@@ -1,4 +1,4 @@
-"""Every error that a user can cause or meet, with the exit code that it leads to."""
+"""Every error that a user can meet, and its exit code."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class UsageError(PagedBatchError):
 
 
 class RunError(PagedBatchError):
-    """The run as a whole failed; finished rows stand in the journal."""
+    """The whole run failed; finished rows are in the journal."""
 
 
 class RowError(PagedBatchError):
-    """One row can't be answered; the others go on."""
+    """One row failed; the others go on."""
 
 
 class ParamError(RowError):

@@ -1,4 +1,4 @@
-"""Text from outside made fit for a terminal: what would steer it, or turn the line around, is shown and not obeyed."""
+"""Makes text from outside safe for a terminal: control characters are shown escaped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _JOINERS = frozenset("\u200c\u200d")
 
 
 def printable(text: str, *, kept: str = "") -> str:
-    r"""`text` in one line, its control characters and those of writing direction escaped as Python does: `\x1b`.
+    r"""`text` on one line; characters that control the terminal or the writing direction are escaped: `\x1b`.
 
     `kept` are characters that stay as they are.
     """

@@ -1,4 +1,4 @@
-"""`--shard I/N`: which rows of an input a run answers, and what it notes for `pagedbatch merge`. Reads no file."""
+"""`--shard I/N`: which rows of the input a run takes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _FORM = re.compile(r"(\d{1,9})/(\d{1,9})")
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Slice `index` of `count`, counted from 0: as an array of Slurm jobs from 0 counts its tasks."""
+    """Shard `index` of `count`, counted from 0, as Slurm counts the tasks of a job array."""
 
     index: int
     count: int
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """The shard that `I/N` names.
+        """The shard named `I/N`.
 
         Raises:
-            UsageError: it names none.
+            UsageError: `value` is not such a name.
         """
         form = _FORM.fullmatch(value) if isinstance(value, str) else None
         if form is None:
@@ -36,14 +36,14 @@ class Shard:
 
     @classmethod
     def of_row(cls, row: int, num_rows: int, count: int) -> Self:
-        """The one of `count` that holds a row of an input of `num_rows`."""
+        """The shard out of `count` that holds `row` of `num_rows`."""
         return cls(((row + 1) * count - 1) // num_rows, count)
 
     def __str__(self) -> str:
         return f"{self.index}/{self.count}"
 
     def rows(self, num_rows: int) -> range:
-        """Its rows of an input of `num_rows`: neighbours, so that shared prefixes mostly stay in one shard.
+        """Its rows out of `num_rows`: consecutive, so that rows with a common prefix mostly stay together.
 
         Every row is in exactly one of the `count` shards, and their sizes differ by at most one.
         """
@@ -51,12 +51,12 @@ class Shard:
 
 
 def rows_to_run(shard: str | None, num_rows: int) -> range:
-    """The rows that a run answers, of an input of `num_rows`: without a shard, all."""
+    """The rows out of `num_rows` that a run takes: all of them without a shard."""
     return range(num_rows) if shard is None else Shard.parse(shard).rows(num_rows)
 
 
 def shard_settings(shard: str | None, rows: range, num_rows: int) -> dict[str, str]:
-    """What a shard adds to the settings that results depend on. Where the input grows, its rows are others."""
+    """What a shard adds to the settings of the manifest. Its rows are other ones when the input grows."""
     return {} if shard is None else {"shard": shard, "rows": f"{name_rows(rows)} of {num_rows}"}
 
 

@@ -1,10 +1,10 @@
-"""Numbers, values and other libraries' errors in words for people: one place, so that they read alike everywhere."""
+"""Numbers, values and other libraries' errors as text for people, in one style everywhere."""
 
 from __future__ import annotations
 
 from typing import Any
 
-_MOST_CHARACTERS = 60
+_MAX_CHARACTERS = 60
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -14,7 +14,7 @@ def short(value: Any) -> str:
         text = repr(value)
     except (ValueError, RecursionError):  # more digits than Python prints; lists in lists without end
         return f"a value of type {type(value).__name__} that is too large to show"
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 3]}..."
 
 
 def named(error: BaseException) -> str:

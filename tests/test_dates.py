@@ -13,7 +13,7 @@ from models import rand_model
 from test_job import View, Workplace
 
 from pagedbatch.errors import UsageError
-from pagedbatch.output.journal_lines import MANIFEST_ROW, seal, unseal
+from pagedbatch.output.journal_entry import MANIFEST_ROW, seal, unseal
 from pagedbatch.settings import merge
 
 ROWS = [{"id": i, "messages": [{"role": "user", "content": f"row {i}"}]} for i in range(4)]
@@ -44,7 +44,7 @@ def today(monkeypatch: pytest.MonkeyPatch) -> Any:
             def now(cls, tz: Any = None) -> Clock:
                 return cls.fromisoformat(f"{day}T10:20:30")
 
-        monkeypatch.setattr("pagedbatch.output.first_start.datetime", Clock)
+        monkeypatch.setattr("pagedbatch.output.manifest.datetime", Clock)
         monkeypatch.setattr("pagedbatch.settings.datetime", Clock)
 
     return set_day

@@ -17,7 +17,7 @@ from tiny_job import SilentView
 
 from pagedbatch.errors import UsageError
 from pagedbatch.run.job import run_job
-from pagedbatch.run.open import open_input, open_job
+from pagedbatch.run.open import open_input, prepare_job
 from pagedbatch.settings import merge
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="rows are prepared in the same process there")
@@ -108,7 +108,7 @@ def test_strict_lists_all_bad_rows_in_order(tmp_path: Path, model: Path) -> None
         log_lines() as told,
         pytest.raises(UsageError, match=r"^--strict: 5 of 7 rows can't be answered; nothing was started$"),
     ):
-        open_job(settings, open_input(settings))
+        prepare_job(settings, open_input(settings))
     assert [line.partition(":")[0] for line in told] == [f"line {i}" for i in range(2, 7)]
 
 

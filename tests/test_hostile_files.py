@@ -15,7 +15,8 @@ from tiny_job import SilentView, without_model
 from pagedbatch.errors import UsageError
 from pagedbatch.fingerprint import Content
 from pagedbatch.output.journal import Journal
-from pagedbatch.output.journal_lines import Manifest, ModelIdentity, seal, unseal
+from pagedbatch.output.journal_entry import seal, unseal
+from pagedbatch.output.manifest import Manifest, ModelIdentity
 from pagedbatch.output.paths import output_paths
 from pagedbatch.run.job import run_job
 from pagedbatch.settings import merge
@@ -24,7 +25,7 @@ MANIFEST = Manifest(Content("in", 3, ("f00",)), ModelIdentity("M", "abc"), {"see
 STORED = MANIFEST.stored()
 #: Journals that say nothing of their start are resumed: earlier versions left them.
 NEEDED = [key for key in STORED if key != "started"]
-NO_JOURNAL = "is not a journal that this version can resume: pass --restart to begin anew, or choose another --output"
+NO_JOURNAL = "is not a journal that this version can resume: pass --restart to start over, or choose another --output"
 
 
 def open_journal(path: Path, data: bytes) -> Journal:

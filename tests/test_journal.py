@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from pagedbatch.errors import RunError, UsageError
 from pagedbatch.fingerprint import Content, file_content
 from pagedbatch.output.durable import write_atomically
-from pagedbatch.output.journal import Journal, finished_name
-from pagedbatch.output.journal_lines import Manifest, ModelIdentity, seal, unseal
-from pagedbatch.output.paths import output_paths
+from pagedbatch.output.journal import Journal
+from pagedbatch.output.journal_entry import seal, unseal
+from pagedbatch.output.manifest import Manifest, ModelIdentity
+from pagedbatch.output.paths import finished_name, output_paths
 
 MANIFEST = Manifest(
     input=Content("in.jsonl", 3, ("f00",)),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from snapshots import snapshot
 
-from pagedbatch.run.workers.ledger import MOST_STARTS, MOST_TRIES, Failure, Ledger
+from pagedbatch.run.workers.ledger import MAX_FAILED_STARTS, MAX_TRIES, Failure, Ledger
 
 
 @pytest.fixture
@@ -39,11 +39,11 @@ def test_rows_of_a_dead_worker_are_suspected_and_those_of_a_living_one_forgotten
 
 def test_a_row_has_so_many_tries_and_no_more(ledger: Ledger) -> None:
     tries = []
-    for _ in range(MOST_TRIES + 1):
+    for _ in range(MAX_TRIES + 1):
         tries.append(ledger.begin("a", [5]))
         die(ledger, "a")
     assert tries == [1, 2, 3, 4]
-    assert ledger.histories()["a"].rows_again == MOST_TRIES - 1, "the last one was given up, not run"
+    assert ledger.histories()["a"].rows_again == MAX_TRIES - 1, "the last one was given up, not run"
 
 
 def test_what_was_run_alone_and_lived_is_no_longer_suspect(ledger: Ledger) -> None:
@@ -57,7 +57,7 @@ def test_what_was_run_alone_and_lived_is_no_longer_suspect(ledger: Ledger) -> No
 
 
 def test_starts_in_vain_count_until_a_row_is_finished(ledger: Ledger) -> None:
-    starts = [die(ledger, "a") for _ in range(MOST_STARTS)]
+    starts = [die(ledger, "a") for _ in range(MAX_FAILED_STARTS)]
     assert starts == [2, 3, 4, 5, 6, 7], "the start before the first death counts"
     ledger.settle("a", [1])
     assert die(ledger, "a") == 1
@@ -65,10 +65,10 @@ def test_starts_in_vain_count_until_a_row_is_finished(ledger: Ledger) -> None:
 
 def test_giving_up_a_row_is_progress(ledger: Ledger) -> None:
     """A worker that meets one fatal row after the other is not broken."""
-    for _ in range(MOST_TRIES):
+    for _ in range(MAX_TRIES):
         ledger.begin("a", [5])
         die(ledger, "a")
-    assert ledger.begin("a", [5]) > MOST_TRIES
+    assert ledger.begin("a", [5]) > MAX_TRIES
     assert die(ledger, "a") == 1
 
 
@@ -85,8 +85,8 @@ def test_the_overview_shows_the_living_and_keeps_what_the_dead_had_counted(ledge
     histories = ledger.histories()
     assert list(histories) == ["a", "b"]
     assert histories["a"].node == "another machine"
-    assert [life.account for life in histories["a"].lives] == [b"newer", None]
-    assert histories["b"].lives[0].used == {"num_blocks": 7}
+    assert [life.account for life in histories["a"].incarnations] == [b"newer", None]
+    assert histories["b"].incarnations[0].used == {"num_blocks": 7}
 
 
 def test_the_first_step_of_all_is_kept(ledger: Ledger) -> None:

@@ -21,7 +21,7 @@ from test_shard import ROWS, Folder
 
 from pagedbatch.cli.report import open_stats, report
 from pagedbatch.errors import PagedBatchError, RunError, UsageError
-from pagedbatch.output.merge import Merged, merge_parts
+from pagedbatch.output.merge import Merged, merge_outputs
 from pagedbatch.report.details import details
 from pagedbatch.report.summary import summary
 from pagedbatch.stats.schema import Stats
@@ -41,7 +41,7 @@ class Parts(Folder):
         self.notices.clear()
         place = output if output == "-" else str(self.path / output)
         with log_lines(self.notices):
-            return merge_parts([str(self.path / name) for name in names], place)
+            return merge_outputs([str(self.path / name) for name in names], place)
 
     def refusal(self, *names: str, **given: Any) -> str:
         """The message, without the folder, of a merge that is refused and leaves everything as it was."""
@@ -69,7 +69,7 @@ def test_a_real_model_gives_the_same_bytes_whole_and_in_shards(tmp_path: Path, r
     names = [str(tmp_path / f"part-{i}.jsonl") for i in range(3)]
     for i, name in enumerate(names):
         words.run(shard=f"{i}/3", **{**settings, "output": name})
-    merged = merge_parts(names[::-1], str(tmp_path / "merged.jsonl"))
+    merged = merge_outputs(names[::-1], str(tmp_path / "merged.jsonl"))
     assert (merged.num_ok, merged.num_error, merged.exit_code) == (26, 1, 3)
     assert (tmp_path / "merged.jsonl").read_bytes() == words.output.read_bytes()
 
@@ -81,7 +81,7 @@ def test_a_real_model_gives_the_same_bytes_whole_and_in_shards(tmp_path: Path, r
 def test_any_cut_in_any_order_is_the_whole(parts: Parts, shards: tuple[str, ...]) -> None:
     parts.run("whole.jsonl")
     merged = parts.merge(*parts.shards(*shards))
-    assert (merged.num_parts, merged.num_ok, merged.num_error) == (len(shards), 9, 1)
+    assert (merged.num_outputs, merged.num_ok, merged.num_error) == (len(shards), 9, 1)
     assert parts.read("merged.jsonl") == parts.read("whole.jsonl")
     assert not (parts.path / "merged.jsonl.journal").exists()
 
@@ -156,7 +156,7 @@ def test_the_page_shows_pools_that_have_no_common_account_one_by_one(parts: Part
 
 def test_gaps_and_overlaps_are_named(parts: Parts) -> None:
     a, b, c, d = parts.shards("0/4", "1/4", "2/4", "3/4")  # rows 0-1, 2-4, 5-6, 7-9
-    whole = "the parts are not the whole of 10 rows: "
+    whole = "the shard outputs are not the whole of 10 rows: "
     assert parts.refusal(a, c) == f"{whole}rows 2-4 are in none (--shard 1/4); rows 7-9 are in none (--shard 3/4)"
     assert parts.refusal(d) == f"{whole}rows 0-6 are in none (--shard 0/4 to 2/4)"
     (third,) = parts.shards("1/3")  # rows 3-5
@@ -191,17 +191,20 @@ def test_other_versions_are_told_and_merged(parts: Parts) -> None:
     stats["versions"]["torch"] = "1.0"
     (parts.path / "1of2.stats.json").write_text(json.dumps(stats))
     parts.merge(*names)
-    assert parts.notices == ["the parts were written by different versions: see versions in their stats"]
+    assert parts.notices == ["the shard outputs were written by different versions: see versions in their stats"]
     assert parts.stats("merged")["versions"]["torch"].endswith(" and 1.0")
 
 
 def test_what_is_no_part_is_refused(parts: Parts) -> None:
     parts.run("whole.jsonl")
     first, second = parts.shards("0/2", "1/2")
-    assert parts.refusal(first, "whole.jsonl") == "whole.jsonl is no part: whole.stats.json is of a run without --shard"
+    assert (
+        parts.refusal(first, "whole.jsonl")
+        == "whole.jsonl is not a shard output: whole.stats.json is of a run without --shard"
+    )
     assert parts.refusal(first, "none.jsonl") == "none.jsonl: no such file"
     assert parts.refusal(first, "no/such.jsonl") == "no/such.jsonl: no such file"
-    assert parts.refusal(first, "x.parquet").startswith("x.parquet is Parquet: parts must be .jsonl")
+    assert parts.refusal(first, "x.parquet").startswith("x.parquet is Parquet: shard outputs must be .jsonl")
     (parts.path / "alone.jsonl").write_bytes(parts.read(first))
     assert parts.refusal("alone.jsonl").startswith("alone.jsonl: its stats, alone.stats.json, can't be read")
     (parts.path / "alone.stats.json").write_text('{"shard": {}}')
@@ -224,7 +227,7 @@ def test_an_unfinished_part_says_how_to_finish_it(tmp_path: Path, rand_model_pat
     settings = {"max_tokens": 3, "max_num_seqs": 4, "shard": "1/2"}
     assert words.run(View(interrupt), **settings).exit_code == 130
     with pytest.raises(UsageError) as refused:
-        merge_parts([str(words.output)], str(tmp_path / "merged.jsonl"))
+        merge_outputs([str(words.output)], str(tmp_path / "merged.jsonl"))
     command = f"pagedbatch run {tmp_path}/in.jsonl --model {rand_model_path} --shard 1/2 --output {words.output}"
     assert str(refused.value) == (
         f"{words.output} is unfinished: run `{command}` again, with the other options that it had"
@@ -232,7 +235,7 @@ def test_an_unfinished_part_says_how_to_finish_it(tmp_path: Path, rand_model_pat
     assert words.run(**settings).exit_code == 0
     first = str(tmp_path / "first.jsonl")
     words.run(**{**settings, "shard": "0/2", "output": first})
-    assert merge_parts([str(words.output), first], str(tmp_path / "merged.jsonl")).num_ok == 40
+    assert merge_outputs([str(words.output), first], str(tmp_path / "merged.jsonl")).num_ok == 40
 
 
 @pytest.mark.parametrize(
@@ -274,7 +277,9 @@ def test_an_output_that_a_run_is_writing_is_refused(parts: Parts) -> None:
 def test_the_journal_of_an_unfinished_run_keeps_its_output(parts: Parts) -> None:
     names = parts.shards("0/2", "1/2")
     (parts.path / "merged.jsonl.journal").write_bytes(b"something")
-    assert parts.refusal(*names) == "merged.jsonl.journal stands: finish its run, or choose another --output"
+    assert (
+        parts.refusal(*names) == "merged.jsonl.journal is of an unfinished run: finish it, or choose another --output"
+    )
 
 
 @pytest.mark.parametrize("dies", [False, True])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pagedbatch.errors import UsageError
 from pagedbatch.run.workers.placement import place_workers
-from pagedbatch.run.workers.setup import Share
+from pagedbatch.run.workers.worker_engine import ResourceShare
 from pagedbatch.settings import RunSettings, merge
 
 
@@ -19,14 +19,14 @@ def settings(**given: Any) -> RunSettings:
 
 
 def test_by_default_there_is_a_worker_a_gpu() -> None:
-    places = place_workers(settings(), [(16.0, 4), (16.0, 0), (8.0, 2)])
-    assert (places.num_workers, places.num_gpus, places.share) == (6, 1, Share(1, 1.0))
-    assert places.num_cpus < 0.1, "the CPUs of a machine are never too few for its GPUs"
+    placement = place_workers(settings(), [(16.0, 4), (16.0, 0), (8.0, 2)])
+    assert (placement.num_workers, placement.num_gpus, placement.share) == (6, 1, ResourceShare(1, 1.0))
+    assert placement.num_cpus < 0.1, "the CPUs of a machine are never too few for its GPUs"
 
 
 def test_without_gpus_there_is_a_worker_a_machine_with_all_its_cpus() -> None:
-    places = place_workers(settings(), [(8.0, 0), (8.0, 0)])
-    assert (places.num_workers, places.num_cpus, places.share) == (2, 8, Share(8, 1.0))
+    placement = place_workers(settings(), [(8.0, 0), (8.0, 0)])
+    assert (placement.num_workers, placement.num_cpus, placement.share) == (2, 8, ResourceShare(8, 1.0))
     assert place_workers(settings(device="cpu"), [(8.0, 4)]).num_gpus == 0
     assert place_workers(settings(), [(0.0, 0), (8.0, 0)]).num_workers == 1, "a head without CPUs is no place"
 
@@ -34,22 +34,24 @@ def test_without_gpus_there_is_a_worker_a_machine_with_all_its_cpus() -> None:
 @pytest.mark.parametrize(
     ("workers", "nodes", "num_cpus", "share"),
     [
-        (2, [(2.0, 0)], 1, Share(1, 1 / 2)),
-        (4, [(2.0, 0)], 1 / 2, Share(1, 1 / 4)),  # parts of a CPU where there are more workers than CPUs
-        (3, [(8.0, 0), (4.0, 0)], 4, Share(4, 1 / 2)),
-        (1, [(8.0, 0), (4.0, 0)], 8, Share(8, 1.0)),
+        (2, [(2.0, 0)], 1, ResourceShare(1, 1 / 2)),
+        (4, [(2.0, 0)], 1 / 2, ResourceShare(1, 1 / 4)),  # parts of a CPU where there are more workers than CPUs
+        (3, [(8.0, 0), (4.0, 0)], 4, ResourceShare(4, 1 / 2)),
+        (1, [(8.0, 0), (4.0, 0)], 8, ResourceShare(8, 1.0)),
     ],
 )
-def test_cpu_workers_share_alike(workers: int, nodes: list[tuple[float, int]], num_cpus: float, share: Share) -> None:
-    places = place_workers(settings(workers=workers), nodes)
-    assert (places.num_workers, places.num_cpus, places.share) == (workers, num_cpus, share)
+def test_cpu_workers_share_alike(
+    workers: int, nodes: list[tuple[float, int]], num_cpus: float, share: ResourceShare
+) -> None:
+    placement = place_workers(settings(workers=workers), nodes)
+    assert (placement.num_workers, placement.num_cpus, placement.share) == (workers, num_cpus, share)
 
 
 @given(st.integers(1, 12), st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(any))
 def test_all_workers_fit_at_the_same_time(workers: int, cpus: list[int]) -> None:
-    places = place_workers(settings(workers=workers), [(float(count), 0) for count in cpus])
-    assert sum(int(count / places.num_cpus) for count in cpus) >= workers
-    assert places.share.num_threads <= max(1, places.num_cpus)
+    placement = place_workers(settings(workers=workers), [(float(count), 0) for count in cpus])
+    assert sum(int(count / placement.num_cpus) for count in cpus) >= workers
+    assert placement.share.num_threads <= max(1, placement.num_cpus)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pagedbatch.errors import UsageError
-from pagedbatch.run.workers.ray_temp_dir import scratch_folder
+from pagedbatch.run.workers.ray_temp_dir import ray_temp_dir
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def parent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_folder_is_there_while_it_is_used(parent: Path) -> None:
-    with scratch_folder() as folder:
+    with ray_temp_dir() as folder:
         assert folder.parent == parent
         (folder / "log").write_text("x")
     assert list(parent.iterdir()) == []
@@ -32,13 +32,13 @@ def test_a_folder_is_there_while_it_is_used(parent: Path) -> None:
 def test_what_a_killed_run_left_goes_at_the_next_start_and_what_is_used_stays(parent: Path) -> None:
     child = os.fork()
     if child == 0:
-        with scratch_folder() as folder:
+        with ray_temp_dir() as folder:
             (folder / "log").write_text("x")
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     (left,) = parent.iterdir()
     assert (left / "log").exists()
-    with scratch_folder() as used, scratch_folder() as other:
+    with ray_temp_dir() as used, ray_temp_dir() as other:
         assert set(parent.iterdir()) == {used, other}
     assert list(parent.iterdir()) == []
 
@@ -47,18 +47,18 @@ def test_somebody_else_s_folders_stay(parent: Path) -> None:
     (parent / "ray").mkdir()
     (parent / "target").mkdir()
     (parent / "pagedbatch-ray-link").symlink_to(parent / "target")
-    with scratch_folder():
+    with ray_temp_dir():
         pass
     assert {path.name for path in parent.iterdir()} == {"ray", "target", "pagedbatch-ray-link"}
 
 
 def test_a_long_name_gives_way_to_a_short_one(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(parent / ("long" * 10)))
-    with scratch_folder() as folder:
+    with ray_temp_dir() as folder:
         assert folder.parent == Path("/tmp")
 
 
 def test_a_place_where_nothing_can_be_written(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(parent / "no"))
     with pytest.raises(UsageError, match=r"^Ray can't keep its files in .*/no: No such file .* \(TMPDIR chooses\)$"):
-        scratch_folder().__enter__()
+        ray_temp_dir().__enter__()

@@ -189,7 +189,7 @@ def test_strict_lists_all_bad_lines_before_the_weights_are_loaded(
     letters.write([{"prompt": "c"}, *bad, {"prompt": "c"}])
     view = View()
     with monkeypatch.context() as patch:
-        patch.setattr("pagedbatch.run.job.open_device_side", lambda *_: pytest.fail("the weights were loaded"))
+        patch.setattr("pagedbatch.run.job.set_up_engine", lambda *_: pytest.fail("the weights were loaded"))
         with pytest.raises(UsageError, match="--strict: 5 of 7 rows can't be answered; nothing was started"):
             letters.run(view, strict=True)
     assert [notice.partition(":")[0] for notice in view.notices] == [f"line {i}" for i in range(2, 7)]

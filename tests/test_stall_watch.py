@@ -1,4 +1,4 @@
-"""Workers that say nothing: told once in each silence, at moments that the test chooses."""
+"""Workers that report nothing: one warning per stall, at moments that the test chooses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from log_lines import log_lines
 from snapshots import snapshot
 
 from pagedbatch.run.workers.ledger import Overview
-from pagedbatch.run.workers.stall_watch import SECONDS_OF_SILENCE, Silence
+from pagedbatch.run.workers.stall_watch import STALL_SECONDS, StallWatch
 
 
 def overview(step: int = 1, num_ready: int = 2, restarts: int = 0) -> Overview:
@@ -24,14 +24,14 @@ def notices() -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def silence() -> Silence:
-    return Silence(0.0)
+def stall_watch() -> StallWatch:
+    return StallWatch(0.0)
 
 
-def test_a_silence_is_told_once_and_the_next_one_again(silence: Silence, notices: list[str]) -> None:
+def test_each_stall_is_told_once(stall_watch: StallWatch, notices: list[str]) -> None:
     told = []
     for now, step in [(0, 1), (299, 1), (300, 1), (900, 1), (901, 2), (1200, 2), (1201, 2), (1300, 2)]:
-        silence.look(now, overview(step), 10)
+        stall_watch.look(now, overview(step), 10)
         told.append(len(notices))
     assert told == [0, 0, 1, 1, 1, 1, 2, 2]
     assert notices[0].startswith("nothing has come from the workers for 5 min 00 s: if a machine of the cluster is")
@@ -39,17 +39,17 @@ def test_a_silence_is_told_once_and_the_next_one_again(silence: Silence, notices
 
 
 @pytest.mark.parametrize("change", [{"step": 2}, {"num_ready": 1}, {"restarts": 1}, {"rows_done": 11}])
-def test_whatever_changes_ends_a_silence(silence: Silence, notices: list[str], change: dict[str, int]) -> None:
+def test_whatever_changes_ends_a_stall(stall_watch: StallWatch, notices: list[str], change: dict[str, int]) -> None:
     rows_done = change.pop("rows_done", 10)
-    silence.look(0, overview(), 10)
-    silence.look(SECONDS_OF_SILENCE - 1, overview(**change), rows_done)
-    silence.look(SECONDS_OF_SILENCE, overview(**change), rows_done)
+    stall_watch.look(0, overview(), 10)
+    stall_watch.look(STALL_SECONDS - 1, overview(**change), rows_done)
+    stall_watch.look(STALL_SECONDS, overview(**change), rows_done)
     assert notices == []
 
 
-def test_before_the_first_worker_is_up_it_says_so(silence: Silence, notices: list[str]) -> None:
-    for now in (0, SECONDS_OF_SILENCE):
-        silence.look(now, overview(num_ready=0), 0)
+def test_before_the_first_worker_is_up_it_says_so(stall_watch: StallWatch, notices: list[str]) -> None:
+    for now in (0, STALL_SECONDS):
+        stall_watch.look(now, overview(num_ready=0), 0)
     assert notices == [
         "no worker is up after 5 min 00 s: the model takes long to load, or the cluster has no room for a worker"
     ]

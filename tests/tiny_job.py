@@ -12,7 +12,7 @@ import pytest
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
 from pagedbatch.input.requests import ModelLimits, PromptBuilder
-from pagedbatch.run.startup import DeviceSide, TextSide
+from pagedbatch.run.setup import EngineSetup, TokenizerSetup
 from pagedbatch.settings import RunSettings
 from pagedbatch.step import ModelRunnerOutput, SampleResult, SchedulerOutput
 
@@ -69,7 +69,7 @@ class SilentView:
 NO_DEFAULTS = SimpleNamespace(values={}, left_out=())
 
 
-def text_side(settings: RunSettings, constraint: Any) -> TextSide:
+def tokenizer_setup(settings: RunSettings, constraint: Any) -> TokenizerSetup:
     tokenizer = ByteTokenizer()
     prompts = PromptBuilder(
         tokenizer,
@@ -80,10 +80,10 @@ def text_side(settings: RunSettings, constraint: Any) -> TextSide:
         prompt_template=settings.prompt_template,
     )
     defaults: Any = SimpleNamespace(generation=NO_DEFAULTS, eos_token_ids=frozenset(), max_model_len=MAX_MODEL_LEN)
-    return TextSide(tokenizer, defaults, prompts, prompts.resolve_params({}))
+    return TokenizerSetup(tokenizer, defaults, prompts, prompts.resolve_params({}))
 
 
-def device_side(settings: RunSettings, text: TextSide) -> DeviceSide:
+def engine_setup(settings: RunSettings, setup: TokenizerSetup) -> EngineSetup:
     runner: Any = EchoRunner(settings.num_blocks or 1000)
     config = EngineConfig(
         num_blocks=runner.num_blocks,
@@ -95,15 +95,15 @@ def device_side(settings: RunSettings, text: TextSide) -> DeviceSide:
         prefix_cache=settings.prefix_cache,
     )
     loaded: Any = SimpleNamespace(device="cpu", dtype="none")
-    return DeviceSide(loaded, runner, Engine(config, runner, lambda ids, skip: text.tokenizer.decode(ids)))
+    return EngineSetup(loaded, runner, Engine(config, runner, lambda ids, skip: setup.tokenizer.decode(ids)))
 
 
 @contextmanager
 def without_model() -> Iterator[pytest.MonkeyPatch]:
     """Within it `run_job` loads no model, whatever its name."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pagedbatch.run.open.open_text_side", text_side)
-        patch.setattr("pagedbatch.run.job.open_device_side", device_side)
+        patch.setattr("pagedbatch.run.open.set_up_tokenizer", tokenizer_setup)
+        patch.setattr("pagedbatch.run.job.set_up_engine", engine_setup)
         patch.setattr("pagedbatch.run.job.model_fingerprint", lambda _: "tiny")
         patch.setattr("pagedbatch.run.job.go_offline_if_needed", lambda *_: None)
         yield patch

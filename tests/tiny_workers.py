@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from tiny_job import EchoRunner, device_side, text_side, without_model
+from tiny_job import EchoRunner, engine_setup, tokenizer_setup, without_model
 
 from pagedbatch.errors import UsageError
 from pagedbatch.run.open import preparation_of
-from pagedbatch.run.workers.setup import EnginePlan, OpenedEngine, Share
+from pagedbatch.run.workers.worker_engine import ResourceShare, WorkerEngine, WorkerPlan
 from pagedbatch.step import ModelRunnerOutput, SchedulerOutput
 
 #: A prompt that holds this kills the process that computes it; one token is one byte.
@@ -30,17 +30,17 @@ class FatalRunner(EchoRunner):
         return super().execute(step)
 
 
-class TinyPlan(EnginePlan):
+class TinyPlan(WorkerPlan):
     """Brings up an engine in no time. A model named `absent` is not there."""
 
-    def open(self, share: Share) -> OpenedEngine:
+    def open(self, share: ResourceShare) -> WorkerEngine:
         if self.settings.model == "absent":
             raise UsageError("absent: no such model")
-        text = text_side(self.settings, self.constraint)
-        device = device_side(self.settings, text)
-        device.engine._runner = FatalRunner(device.runner.num_blocks)
-        preparation = preparation_of(self.settings, text)
-        return OpenedEngine(self, text, preparation, replace(device, runner=device.engine._runner))
+        setup = tokenizer_setup(self.settings, self.constraint)
+        engine = engine_setup(self.settings, setup)
+        engine.engine._runner = FatalRunner(engine.runner.num_blocks)
+        preparation = preparation_of(self.settings, setup)
+        return WorkerEngine(self, setup, preparation, replace(engine, runner=engine.engine._runner))
 
 
 @contextmanager
@@ -48,5 +48,5 @@ def tiny_workers() -> Iterator[pytest.MonkeyPatch]:
     """Within it workers load no model, whatever its name."""
     with without_model() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))  # workers import this file
-        patch.setattr("pagedbatch.run.workers.setup.EnginePlan", TinyPlan)
+        patch.setattr("pagedbatch.run.workers.worker_engine.WorkerPlan", TinyPlan)
         yield patch

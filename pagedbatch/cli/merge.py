@@ -19,13 +19,13 @@ def merge(
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help=_OUTPUT_HELP)],
 ) -> int:
     """Join the outputs of `run --shard I/N` into one, as if one run had written it."""
-    from pagedbatch.output.merge import merge_parts
+    from pagedbatch.output.merge import merge_outputs
     from pagedbatch.wording import plural
 
-    merged = merge_parts(parts, output)
+    merged = merge_outputs(parts, output)
     counts = f"{merged.num_ok:,} ok, {plural(merged.num_error, 'error')}"
     rows = plural(merged.num_ok + merged.num_error, "row")
-    say(f"merged    {plural(merged.num_parts, 'part')}, {rows}: {counts}")
+    say(f"merged    {plural(merged.num_outputs, 'shard output')}, {rows}: {counts}")
     if merged.paths is not None:
         say(f"stats     {merged.paths.stats}")
         say(f"output    {merged.paths.output}")

@@ -1,7 +1,8 @@
-"""Writing that a kill or a power cut can't leave half done. Knows descriptors and paths, not what the bytes mean."""
+"""Files that survive a kill or a power cut whole, and the lock that keeps two runs off one output."""
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 from collections.abc import Iterable, Iterator
@@ -9,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pagedbatch.errors import RunError
+from pagedbatch.errors import RunError, UsageError
 
 _BUFFER_BYTES = 1 << 20
 
@@ -28,7 +29,7 @@ def write_at(descriptor: int, data: bytes, offset: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Waits until the folder's names are on the disk."""
+    """Waits until the folder's entries (created, renamed and removed files) are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -38,12 +39,12 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of `path` when the block ends well.
+    """A new file that replaces `path` when the block ends without an error.
 
-    Whoever looks sees the old file or the whole new one, even after a crash.
+    Readers see the old file or the whole new one, even after a crash.
 
     Raises:
-        RunError: the disk is full or fails; `path` is the old file, or the new one, which a power cut may still undo.
+        RunError: the disk is full or fails; `path` is the old file, or the new one that a power cut may still undo.
     """
     temporary = temporary_name(path)
     try:
@@ -73,6 +74,30 @@ def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
     """
     with replacing(path) as file:
         file.writelines(chunks)
+
+
+def open_locked(path: Path) -> int:
+    """Opens and locks `path`, which is made if it is missing. The lock ends when the descriptor is closed.
+
+    Raises:
+        UsageError: another process holds the lock, or it can't be opened or locked.
+    """
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise UsageError(f"can't write {path}: {error.strerror}") from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                raise UsageError(f"{path} is in use: another run writes the same output") from None
+            raise UsageError(f"{path} can't be locked: {error.strerror}") from None
+        with suppress(FileNotFoundError):  # the owner before us may have removed or replaced the file
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        os.close(descriptor)
 
 
 class _Descriptor(io.RawIOBase):

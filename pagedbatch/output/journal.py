@@ -1,18 +1,18 @@
-"""OUT.jsonl.journal: what is finished so far, safe against a kill at any moment. Knows records as bytes only.
+"""OUT.jsonl.journal: the rows finished so far, safe against a kill at any moment.
 
-The first line is the manifest: what makes the results what they are. Each further line is a finished record, in
-completion order, to whose JSON object one key is added at the end:
+The first line is the manifest: what the results depend on. Each further line is a finished record, in completion order,
+with one key added at the end of its JSON object:
 
     {"id": "a", ..., "error": null, "journal": {"row": 0, "ok": true, "crc32": "89abcdef"}}
 
-The checksum covers the record, the row number and `ok`. Of two lines of one row the later counts, so that a row can be
-done again. Where the input has grown, a manifest that says so stands among the records (its row is -1). A journal
-whose output is written ends in a mark that says so (row -2). Where error rows are left, or rows past a limit, it stays
-under another name, OUT.jsonl.finished, for a later run to go on from.
+The checksum covers the record, the row number and `ok`. Of two lines for one row the later one counts, so that a row
+can be run again. When the input has grown, a new manifest is added among the records (with row -1). When the output is
+written, a mark is added at the end (with row -2). If error rows are left, or rows past a limit, the finished journal is
+kept as OUT.jsonl.finished, for a later run to go on from.
 
-Lines at the end that are cut or damaged were being written when the run was killed: they are cut off and their rows run
-again. A damaged line with whole ones behind it is another matter, the disk's or somebody's: the journal is refused.
-The journal is locked while it is open, so that two runs can't share an output.
+Cut or damaged lines at the end were being written when the run was killed: they are cut off, and their rows run again.
+A damaged line with whole lines behind it has another cause, such as the disk: the journal is refused. The journal is
+locked while it is open, so that two runs can't share an output.
 """
 
 from __future__ import annotations
@@ -29,32 +29,25 @@ from pathlib import Path
 from typing import Any, Self
 
 from pagedbatch.errors import RunError, UsageError
-from pagedbatch.output.durable import sync_folder, write_at
-from pagedbatch.output.journal_lines import (
-    BEGINNING,
-    FINISHED_ROW,
-    MANIFEST_ROW,
-    Entry,
-    Manifest,
-    read_manifest,
-    seal,
-    unseal,
-)
-from pagedbatch.output.locking import open_locked
+from pagedbatch.output.durable import open_locked, sync_folder, write_at
+from pagedbatch.output.journal_entry import FINISHED_ROW, MANIFEST_ROW, Entry, seal, unseal
+from pagedbatch.output.manifest import BEGINNING, Manifest, read_manifest
+from pagedbatch.output.paths import finished_name
 from pagedbatch.wording import plural
 
-#: A power cut loses no more than this: so long, or so many rows, may stand written and not yet on the disk.
+#: A power cut loses at most the rows of this time, or this many rows: after that they are synced to the disk.
 _SYNC_SECONDS = 1.0
 _SYNC_ROWS = 10_000
 _READ_BYTES = 1 << 12
-_ADVICE = "pass --restart to begin anew, or choose another --output"
+_ADVICE = "pass --restart to start over, or choose another --output"
 _NOT_FINISHED, _OK, _ERROR = range(3)
 
 
 class Journal:
-    """An open, locked journal. `num_ok` and `num_error` count its rows, `num_resumed` those found at the start.
+    """An open, locked journal of `num_rows` rows from `first_row` on.
 
-    Its rows are those from `first_row` on. Memory: nine bytes a row.
+    `num_ok` and `num_error` count the finished rows, `num_resumed` those that were finished when it was opened. Takes
+    nine bytes of memory per row.
     """
 
     def __init__(self, descriptor: int, path: Path | None, num_rows: int, first_row: int = 0) -> None:
@@ -87,22 +80,22 @@ class Journal:
         restart: bool = False,
         retry_errors: bool = False,
     ) -> Journal:
-        """Opens the journal at `path`, and takes up what a run with the same manifest left there.
+        """Opens the journal at `path` and resumes what a run with the same manifest left there.
 
-        Its rows are `num_rows` from `first_row` on; others stay in the journal and are left out of everything else.
-        `retry_errors` takes error rows for not finished.
+        Rows outside `first_row` to `first_row + num_rows` stay in the journal and are otherwise ignored.
+        `retry_errors` counts error rows as not finished. `restart` drops everything first.
 
         Raises:
-            UsageError: another run has it open, it can't be written, it is damaged, or it belongs to other settings.
+            UsageError: another run has it open, it can't be written, it is damaged, or it belongs to another run.
         """
         if finished_name(path).exists() and not path.exists():
-            with suppress(OSError):  # another run was first
+            with suppress(OSError):  # another run has just renamed it
                 finished_name(path).replace(path)
         journal = cls(open_locked(path), path, num_rows, first_row)
         try:
             if restart:
                 os.ftruncate(journal._descriptor, 0)
-            journal._take_up(manifest, retry_errors)
+            journal._resume(manifest, retry_errors)
             sync_folder(path.parent)
         except BaseException as error:
             journal.close()
@@ -113,10 +106,10 @@ class Journal:
 
     @classmethod
     def temporary(cls, manifest: Manifest, *, num_rows: int) -> Journal:
-        """A journal in a temporary file, for a run without an output path: nothing to resume.
+        """A journal in a temporary file, for a run that writes to stdout and can't be resumed.
 
         Raises:
-            UsageError: there is no room for one.
+            UsageError: the file can't be written.
         """
         try:
             with tempfile.TemporaryFile(prefix="pagedbatch-journal-") as file:
@@ -144,14 +137,14 @@ class Journal:
         return self.num_finished == len(self._states)
 
     def finished_rows(self) -> bytes:
-        """A byte a row: 0 where it is not finished."""
+        """One byte per row: 0 if it is not finished."""
         return bytes(self._states)
 
     def append(self, row: int, record: bytes, *, ok: bool) -> None:
-        """Adds a finished row. When this returns, a kill of the process can't lose it; a power cut can lose a second.
+        """Adds a finished row. After this a kill of the process can't lose it; a power cut can lose the last second.
 
         Raises:
-            RunError: the disk is full or fails. No line is left half written, if the disk allows that much.
+            RunError: the disk is full or fails. The half-written line is removed if the disk allows it.
         """
         offset = self._end
         self._is_finished = False
@@ -159,10 +152,10 @@ class Journal:
             self._write(seal(record, row=row, ok=ok))
             self._num_unsynced += 1
             if self._num_unsynced >= _SYNC_ROWS or time.monotonic() - self._synced_at >= _SYNC_SECONDS:
-                self._sync_behind()
+                self._sync_in_background()
         except OSError as error:
             raise self._broken(error) from error
-        self._enter(row, offset, ok)
+        self._mark(row, offset, ok)
 
     def sync(self) -> None:
         """Waits until everything written is on the disk.
@@ -181,7 +174,7 @@ class Journal:
         """The finished rows' records in input order.
 
         Raises:
-            RunError: a line that was whole before is not any more.
+            RunError: a line was damaged since the journal was opened.
         """
         for row, (state, offset) in enumerate(zip(self._states, self._offsets, strict=True), self._first_row):
             if state == _NOT_FINISHED:
@@ -192,18 +185,18 @@ class Journal:
             yield entry.record
 
     def close(self) -> None:
-        """Unlocks. A journal that is as empty as it was made is removed, any other is kept."""
+        """Unlocks and closes. A new journal without a finished row is removed, any other is kept."""
         if self._path is not None and self._is_new and not self.num_finished and self._descriptor >= 0:
             with suppress(OSError):
                 self._path.unlink(missing_ok=True)
         self._release()
 
     def mark_finished(self) -> None:
-        """Notes that the output is written, and keeps what the journal holds under its `finished_name`.
+        """Marks that the output is written, and keeps the journal under its `finished_name`.
 
-        A run with other settings or another input may from now on replace it, as it may replace the output.
+        From now on a run with other settings or another input may replace it, as it may replace the output.
         """
-        with suppress(OSError):  # without the mark the next run is only asked for --restart
+        with suppress(OSError):  # without the mark the next run only asks for --restart
             if not self._is_finished:
                 self._write(seal(b'{"finished": true}', row=FINISHED_ROW, ok=True))
                 self._is_finished = True
@@ -213,9 +206,9 @@ class Journal:
                 sync_folder(self._path.parent)
 
     def remove(self) -> None:
-        """Ends the journal's life: the output is written."""
+        """Removes the journal: the output is written."""
         if self._path is not None:
-            with suppress(OSError):  # what is left over makes the next run write the same output again
+            with suppress(OSError):  # a journal that stays makes the next run write the same output again
                 self._path.unlink(missing_ok=True)
         self._release()
 
@@ -246,8 +239,8 @@ class Journal:
             raise
         self._end += len(line)
 
-    def _sync_behind(self) -> None:
-        """Lets a thread wait for the disk, so that no step does; what it met is raised when the next one is due."""
+    def _sync_in_background(self) -> None:
+        """Syncs in a thread, so that no step waits for the disk. Its error is raised when the next sync is due."""
         if self._syncing is not None:
             if not self._syncing.done():
                 return
@@ -265,7 +258,7 @@ class Journal:
                 return data[:end]
             size *= 4
 
-    # --- taking up what an earlier run left ----------------------------------------------------------------------
+    # --- resuming what an earlier run left -----------------------------------------------------------------------
 
     def _begin(self, manifest: Manifest) -> None:
         self._is_new, self._is_finished = True, False
@@ -274,31 +267,31 @@ class Journal:
         self._write(manifest.encode())
         os.fsync(self._descriptor)
 
-    def _take_up(self, manifest: Manifest, retry_errors: bool) -> None:
+    def _resume(self, manifest: Manifest, retry_errors: bool) -> None:
         lines = self._lines()
         _, first, entry = next(lines, (0, b"", None))
         if not first.endswith(b"\n") and BEGINNING.startswith(first[: len(BEGINNING)]):
-            # new, or killed before its first line was whole
+            # new, or the run was killed before its first line was whole
             self._begin(manifest)
             return
         stored = self._read_manifest(entry)
         self._end = len(first)
-        torn: int | None = None
+        damaged_at: int | None = None
         for offset, line, entry in lines:
             if entry is None:
-                torn = offset if torn is None else torn
-            elif torn is not None:
-                raise UsageError(self._damage_message(torn))
+                damaged_at = offset if damaged_at is None else damaged_at
+            elif damaged_at is not None:
+                raise UsageError(self._damage_message(damaged_at))
             else:
                 self._end = offset + len(line)
                 self._is_finished = entry.row == FINISHED_ROW
                 if entry.row == MANIFEST_ROW:
                     stored = self._read_manifest(entry)
                 elif 0 <= entry.row - self._first_row < len(self._states):
-                    self._enter(entry.row, offset, entry.ok)
+                    self._mark(entry.row, offset, entry.ok)
         differences = manifest.differences(stored)
         if differences and self._is_finished:
-            self._forget(self._rows)
+            self._unfinish(self._rows)
             self._begin(manifest)
             return
         if differences:
@@ -310,7 +303,7 @@ class Journal:
         os.fsync(self._descriptor)
         if retry_errors:
             self.num_retried = self.num_error
-            self._forget(row for row, state in enumerate(self._states, self._first_row) if state == _ERROR)
+            self._unfinish(row for row, state in enumerate(self._states, self._first_row) if state == _ERROR)
         self.num_resumed = self.num_finished
 
     def _lines(self) -> Iterator[tuple[int, bytes, Entry | None]]:
@@ -326,7 +319,7 @@ class Journal:
         return (
             f"{self._path} is damaged at byte {offset}, with whole records behind it: `truncate -s {offset} "
             f"{shlex.quote(str(self._path))}` keeps the {kept} before it and the same command goes on from there; "
-            "--restart begins anew"
+            "--restart starts over"
         )
 
     def _read_manifest(self, entry: Entry | None) -> dict[str, Any]:
@@ -337,22 +330,17 @@ class Journal:
             raise UsageError(f"{self._path} is not a journal that this version can resume: {_ADVICE}")
         return stored
 
-    def _enter(self, row: int, offset: int, ok: bool) -> None:
+    def _mark(self, row: int, offset: int, ok: bool) -> None:
         self._set_state(row, _OK if ok else _ERROR)
         self._offsets[row - self._first_row] = offset
 
-    def _forget(self, rows: Iterable[int]) -> None:
+    def _unfinish(self, rows: Iterable[int]) -> None:
         for row in rows:
             self._set_state(row, _NOT_FINISHED)
 
     def _set_state(self, row: int, state: int) -> None:
-        place = row - self._first_row
-        before = self._states[place]
+        index = row - self._first_row
+        before = self._states[index]
         self.num_ok += (state == _OK) - (before == _OK)
         self.num_error += (state == _ERROR) - (before == _ERROR)
-        self._states[place] = state
-
-
-def finished_name(path: Path) -> Path:
-    """Where the journal at `path` stays once its run is finished, for error rows or a higher limit to go on from."""
-    return path.with_suffix(".finished")
+        self._states[index] = state

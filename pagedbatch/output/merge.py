@@ -1,6 +1,6 @@
-"""The outputs of all shards become the output of the whole run, a record in memory at a time. Knows no engine.
+"""Merges the outputs of all shards into the output of the whole run, one record in memory at a time.
 
-The parts are checked record by record while they are copied: what is not whole replaces nothing.
+Records are checked while they are copied: a damaged shard output replaces nothing.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagedbatch.errors import ExitCode, RunError, UsageError
-from pagedbatch.output.locking import open_locked
-from pagedbatch.output.openai_records import answered_row
+from pagedbatch.output.durable import open_locked
+from pagedbatch.output.openai_records import row_of_openai_record
 from pagedbatch.output.paths import OutputPaths
-from pagedbatch.output.shard_outputs import Part, merged_paths, open_parts
+from pagedbatch.output.shard_outputs import ShardOutput, merged_paths, open_shard_outputs
 from pagedbatch.output.stats_file import write_stats
 from pagedbatch.output.write import clear_leftovers, write_records
 from pagedbatch.stats.merge import merge_shards
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 class Merged:
     """What was merged. `paths` is None where the output went to stdout."""
 
-    num_parts: int
+    num_outputs: int
     num_ok: int
     num_error: int
     paths: OutputPaths | None
@@ -40,38 +40,38 @@ class Merged:
         return ExitCode.ROW_ERRORS if self.num_error else ExitCode.OK
 
 
-def merge_parts(names: Sequence[str], output: str) -> Merged:
-    """Writes the records of the parts in input order to `output`, and the account of all beside it.
+def merge_outputs(names: Sequence[str], output: str) -> Merged:
+    """Writes the records of all shards in input order to `output`, and their merged stats beside it.
 
     Raises:
-        UsageError: the parts are not the whole of one run, or nothing can be written there; nothing was.
-        RunError: a part is damaged, or the disk fails; the output is as it was, or new and its stats are not.
+        UsageError: the shard outputs are not the whole of one run, or nothing can be written there; nothing was.
+        RunError: a shard output is damaged, or the disk fails; the output is unchanged, or new without new stats.
     """
-    parts = open_parts(names)
-    paths = merged_paths(output, parts)
-    if any(part.stats.versions != parts[0].stats.versions for part in parts):
-        _log.warning("the parts were written by different versions: see versions in their stats")
+    shards = open_shard_outputs(names)
+    paths = merged_paths(output, shards)
+    if any(shard.stats.versions != shards[0].stats.versions for shard in shards):
+        _log.warning("the shard outputs were written by different versions: see versions in their stats")
     with _sole_writer(paths):
         clear_leftovers(paths)
         to_parquet = paths is not None and paths.is_parquet
-        write_records(paths, (record for part in parts for record in _records(part, to_parquet)))
-        stats = merge_shards({part.name: part.stats for part in parts}, output)
+        write_records(paths, (record for shard in shards for record in _records(shard, to_parquet)))
+        stats = merge_shards({shard.name: shard.stats for shard in shards}, output)
         # After the records, so that no stats speak of an output that turned out to be damaged.
         if paths is not None:
             write_stats(paths.stats, stats)
-    return Merged(len(parts), stats.rows.ok, stats.rows.error, paths)
+    return Merged(len(shards), stats.rows.ok, stats.rows.error, paths)
 
 
 @contextmanager
 def _sole_writer(paths: OutputPaths | None) -> Iterator[None]:
-    """Holds the output's lock, that of its journal, so that no run and no other merge writes there meanwhile."""
+    """Holds the lock of the output's journal, so that no run and no other merge writes there meanwhile."""
     if paths is None:
         yield
         return
     descriptor = open_locked(paths.journal)
     try:
         if os.fstat(descriptor).st_size:
-            raise UsageError(f"{paths.journal} stands: finish its run, or choose another --output")
+            raise UsageError(f"{paths.journal} is of an unfinished run: finish it, or choose another --output")
         try:
             yield
         finally:
@@ -81,18 +81,18 @@ def _sole_writer(paths: OutputPaths | None) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _records(part: Part, to_parquet: bool) -> Iterator[bytes]:
-    """The records of a part.
+def _records(shard: ShardOutput, to_parquet: bool) -> Iterator[bytes]:
+    """The records of a shard.
 
     Raises:
         RunError: they are not those that its stats speak of.
     """
-    expected = iter(part.rows)
+    expected = iter(shard.rows)
     num_error = number = 0
     try:
-        with part.path.open("rb") as file:
+        with shard.path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                place = f"{part.name}, line {number}"
+                place = f"{shard.name}, line {number}"
                 found = _row_of(line, place, to_parquet)
                 row = next(expected, None)
                 if row != found.row:
@@ -101,12 +101,12 @@ def _records(part: Part, to_parquet: bool) -> Iterator[bytes]:
                 num_error += not found.ok
                 yield line[:-1]
     except OSError as error:
-        raise RunError(f"can't read {part.name}: {error.strerror}") from error
-    if number < len(part.rows):
-        raise RunError(f"{part.name} ends after {number} of its {plural(len(part.rows), 'row')}")
-    if num_error != part.stats.rows.error:
+        raise RunError(f"can't read {shard.name}: {error.strerror}") from error
+    if number < len(shard.rows):
+        raise RunError(f"{shard.name} ends after {number} of its {plural(len(shard.rows), 'row')}")
+    if num_error != shard.stats.rows.error:
         errors = plural(num_error, "error row")
-        raise RunError(f"{part.name} holds {errors}, its stats speak of {part.stats.rows.error}")
+        raise RunError(f"{shard.name} holds {errors}, its stats speak of {shard.stats.rows.error}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +116,16 @@ class _Found:
 
 
 def _row_of(line: bytes, place: str, to_parquet: bool) -> _Found:
-    """Which row a record is of, in our shape or in OpenAI's."""
+    """Which row a record is of, in our format or in OpenAI's."""
     record: Any = None
     with suppress(ValueError):
         record = json.loads(line)
     if isinstance(record, dict) and line.endswith(b"\n"):
         if "index" in record and "status" in record:
             return _Found(record["index"], record["status"] == "ok")
-        answered = answered_row(record)
-        if answered is not None:
+        row = row_of_openai_record(record)
+        if row is not None:
             if to_parquet:
-                raise RunError(f"{place}: an answer in OpenAI's shape, for which Parquet has no columns: write .jsonl")
-            return _Found(answered, record["error"] is None)
+                raise RunError(f"{place}: a record in OpenAI's format, for which Parquet has no columns: write .jsonl")
+            return _Found(row, record["error"] is None)
     raise RunError(f"{place}: cut or damaged: no record")

@@ -1,4 +1,4 @@
-"""Logprobs of a plain record in the two shapes of OpenAI's API. Knows no tokenizer."""
+"""Logprobs of a plain record in the two formats of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PLAIN = frozenset(range(0x20, 0x7F)) - {ord("\\")}
 
 
 def chat_logprobs(entries: Sequence[_Entry]) -> dict[str, Any]:
-    """Those of a chat completion: `bytes` beside each token, which joined are the text."""
+    """The format of chat completions: `bytes` beside each token, which joined are the text."""
     return {"content": [_chat_entry(entry) for entry in entries]}
 
 
@@ -26,7 +26,7 @@ def _chat_entry(entry: _Entry) -> dict[str, Any]:
 
 
 def completion_logprobs(entries: Sequence[_Entry]) -> dict[str, Any]:
-    r"""Those of a completion, an item a token in each list.
+    r"""The format of completions: lists with one item per token.
 
     A token that is only part of a character is named by its bytes, as in `bytes:\xf0\x9f`. `top_logprobs` maps names to
     logprobs and holds the output's own token too; where names are equal, the output's token and then the likeliest has

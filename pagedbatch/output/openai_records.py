@@ -1,4 +1,4 @@
-"""Plain records in the shape of OpenAI's batch output file."""
+"""Records in the format of OpenAI's batch output file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ID_PREFIX = "batch_req_"
 
 
 def openai_record(record: Mapping[str, Any], reply: ReplyFormat, model: str) -> dict[str, Any]:
-    """The plain record of a row as a line of OpenAI's output file. Its ids are made from the row number, not drawn."""
+    """The plain record of a row as a line of OpenAI's output file. Its ids are made from the row number."""
     index, error = record["index"], record["error"]
     if error is not None:
         status, problem = 400, {"code": "invalid_request", "message": error}
@@ -33,8 +33,7 @@ def openai_record(record: Mapping[str, Any], reply: ReplyFormat, model: str) -> 
                 "completion_tokens": usage["completion_tokens"],
                 "total_tokens": usage["prompt_tokens"] + usage["completion_tokens"],
                 "prompt_tokens_details": {"cached_tokens": usage["cached_tokens"]},
-                **{name: usage[name] for name in ("truncated_tokens",) if name in usage},
-                **_token_details(usage),
+                **_optional_usage(usage),
             },
         }
     return {
@@ -45,8 +44,8 @@ def openai_record(record: Mapping[str, Any], reply: ReplyFormat, model: str) -> 
     }
 
 
-def answered_row(line: Mapping[str, Any]) -> int | None:
-    """The row number in a line that `openai_record` made; None if it made no such line."""
+def row_of_openai_record(line: Mapping[str, Any]) -> int | None:
+    """The row number in a line that `openai_record` made; None if it is another line."""
     own_id = line.get("id")
     if not isinstance(own_id, str) or not line.keys() >= {"custom_id", "response", "error"}:
         return None
@@ -72,10 +71,13 @@ def _reasoning(output: Mapping[str, Any]) -> dict[str, Any]:
     return {"reasoning_content": output["reasoning"]} if output.get("reasoning") is not None else {}
 
 
-def _token_details(usage: Mapping[str, Any]) -> dict[str, Any]:
-    if "reasoning_tokens" not in usage:
-        return {}
-    return {"completion_tokens_details": {"reasoning_tokens": usage["reasoning_tokens"]}}
+def _optional_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if "truncated_tokens" in usage:
+        found["truncated_tokens"] = usage["truncated_tokens"]
+    if "reasoning_tokens" in usage:
+        found["completion_tokens_details"] = {"reasoning_tokens": usage["reasoning_tokens"]}
+    return found
 
 
 def _completion_body(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Records as a Parquet file, a few rows in memory at a time. Knows records as JSON; imports pyarrow late."""
+"""Records as a Parquet file, a few rows in memory at a time."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _ROWS_AT_A_TIME = 1024
 
 
 def schema() -> Any:
-    """The columns, the same for every run and for good and bad rows: those of a record.
+    """The columns: the keys of a record, the same for every run.
 
-    `id` and `stop_reason`, which may be numbers or texts, are texts; `input`, the kept columns, is the text of a JSON
-    object.
+    `id` and `stop_reason`, which may be numbers or strings, are strings. `input`, the kept columns, is a JSON object as
+    a string.
     """
     import pyarrow as pa
 

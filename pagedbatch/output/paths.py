@@ -1,4 +1,4 @@
-"""Where a run writes: the files that belong to an output. Opens none of them."""
+"""The files that belong to an output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Self
 
 from pagedbatch.errors import UsageError
 from pagedbatch.output.durable import temporary_name
-from pagedbatch.output.journal import finished_name
 from pagedbatch.wording import short
 
 
@@ -23,7 +22,7 @@ class OutputPaths:
 
     @classmethod
     def of(cls, output: Path) -> Self:
-        """The files that belong to `output`; nothing is looked at."""
+        """By name alone; the file system is not looked at."""
         return cls(
             output=output,
             stats=output.with_name(output.name.removesuffix(".jsonl").removesuffix(".parquet") + ".stats.json"),
@@ -33,6 +32,11 @@ class OutputPaths:
     @property
     def is_parquet(self) -> bool:
         return self.output.suffix.lower() == ".parquet"
+
+
+def finished_name(journal: Path) -> Path:
+    """Where a journal stays once its run is finished, for error rows or a higher limit to go on from."""
+    return journal.with_suffix(".finished")
 
 
 def output_paths(output: str, input_name: str) -> OutputPaths | None:

@@ -1,4 +1,4 @@
-"""The thinking part of an output, split from its answer. Knows a Hugging Face tokenizer and no engine."""
+"""Splits the thinking part of an output from its answer."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pagedbatch.token_bytes import TokenBytes
 
 @dataclass(frozen=True, slots=True)
 class SplitText:
-    """A text in its two parts, without the tags and the line ends around them. `reasoning` None: there is none.
+    """A text in its two parts, without the tags and the line ends around them. `reasoning` is None if there is none.
 
-    `num_tokens` are the tokens between the tags.
+    `num_tokens` counts the tokens between the tags.
     """
 
     reasoning: str | None

@@ -1,4 +1,4 @@
-"""The records of OUT.jsonl: an answered row, or a row with its error. Knows no file and no engine."""
+"""The records of OUT.jsonl, for rows that are ok and rows that are errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def encode_record(record: Mapping[str, Any], kept: bytes | None = None) -> bytes
 
 
 def error_record(index: int, row_id: RowId | None, message: str) -> Record:
-    """The record of a row that could not be answered."""
+    """The record of a row that failed."""
     usage = {"prompt_tokens": 0, "completion_tokens": 0, "cached_tokens": 0}
     return {"id": row_id, "index": index, "status": "error", "outputs": [], "usage": usage, "error": message}
 
@@ -47,11 +47,11 @@ class RecordWriter:
         self._token_bytes = TokenBytes(tokenizer)
 
     def ok_record(self, row_id: RowId | None, output: RequestOutput, request: Request) -> Record:
-        """The record of an answered row.
+        """The record of a row that is ok.
 
-        It has `prompt_logprobs` where the row asked for them, `truncated_tokens` in its usage where its prompt was cut,
-        a `note` where fewer outputs were possible than it asked for, and `reasoning` beside the text of each output
-        where the chat template marks a thinking part.
+        It has `prompt_logprobs` if the row asked for them, `truncated_tokens` in its usage if its prompt was cut, a
+        `note` if it has fewer outputs than it asked for, and `reasoning` beside the text of each output if the chat
+        template marks a thinking part.
         """
         params = request.params
         record: Record = {
@@ -82,7 +82,7 @@ class RecordWriter:
         return record
 
     def _prompt_logprobs(self, token_ids: list[int], scores: PromptScores) -> list[Record | None]:
-        """One entry a prompt token; null for the first one, which nothing comes before."""
+        """One entry per prompt token; null for the first, which has nothing before it."""
         pieces = [(self._token_bytes.literal(token_id, False), False) for token_id in token_ids[1:]]
         return [None, *self._scored(token_ids[1:], scores.logprobs, scores.top_logprobs, pieces, False)]
 
@@ -99,7 +99,7 @@ class RecordWriter:
         }
 
     def _split_off_reasoning(self, written: Record, params: GenerationParams, thinking: Thinking) -> int:
-        """Moves the thinking part of an output's text to a key of its own; gives how many tokens it has."""
+        """Moves the thinking part of an output's text to `reasoning`. Returns its number of tokens."""
         split = split_reasoning(
             written["text"], written["token_ids"], thinking, self._token_bytes, self._decode, params.skip_special_tokens
         )
@@ -152,7 +152,7 @@ class RecordWriter:
         pieces: list[tuple[bytes, bool]],
         skip_special_tokens: bool,
     ) -> list[Record]:
-        """An entry a token. `pieces`: what each adds to the text, and whether it stands first there."""
+        """One entry per token. `pieces`: what each adds to the text, and whether it is first there."""
         return [
             {
                 **self._token(token_id, logprob, first, piece),
@@ -166,7 +166,7 @@ class RecordWriter:
         return self._token(token_id, logprob, first, piece)
 
     def _token(self, token_id: int, logprob: float, first: bool, piece: bytes) -> Record:
-        """`bytes` stand where they aren't those of the token's text: parts of characters, tokens that aren't shown."""
+        """`bytes` is there if it differs from the token's text: parts of characters, tokens that aren't shown."""
         text = self._token_bytes.literal(token_id, first).decode(errors="replace")
         entry: Record = {"token_id": token_id, "token": text, "logprob": _finite(logprob)}
         if piece != text.encode():
@@ -183,5 +183,5 @@ def _is_half_a_character(data: bytes) -> bool:
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON has no infinities: a logprob of a token that a filter ruled out is null."""
+    """JSON has no infinities: the logprob of a token that a filter ruled out is null."""
     return value if value is not None and math.isfinite(value) else None

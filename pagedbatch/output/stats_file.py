@@ -1,4 +1,4 @@
-"""OUT.stats.json: what a run was told, what it did and what it cost; written, and read again."""
+"""Writes and reads OUT.stats.json: the settings of a run, what it did and what it cost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "triton", "numpy", "xgrammar
 
 
 def versions() -> dict[str, str]:
-    """The versions that results depend on, from the installed packages' metadata: nothing is imported."""
+    """The versions that results depend on, read from the packages' metadata without importing them."""
     found = {"pagedbatch": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -37,7 +37,7 @@ def versions() -> dict[str, str]:
 def describe_settings(
     settings: RunSettings, params: GenerationParams, model_defaults: Mapping[str, Any], used: Mapping[str, Any]
 ) -> dict[str, Setting]:
-    """Each setting's value and source; `used` has what an `auto` stood for. `params` are those of a plain row."""
+    """Each setting's value and source; `used` has what `auto` came to. `params` are those of a row that sets none."""
     described = {}
     for name in RUN_OPTIONS:
         described[name] = Setting(value=getattr(settings, name), source=settings.origin(name), used=used.get(name))
@@ -79,7 +79,7 @@ def build_stats(
 
 
 def write_stats(path: Path, stats: Stats) -> None:
-    """Writes a stats file, whole or not at all.
+    """Writes a stats file, completely or not at all.
 
     Raises:
         RunError: it can't be written.

@@ -1,16 +1,16 @@
-"""What a run did, in counts and moments. Knows finished rows only."""
+"""What a run did, in counts and moments."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
 
-from pagedbatch.output.finished_row import Answer
+from pagedbatch.output.finished_row import FinishedRow
 
 
 @dataclass(slots=True)
 class Totals:
-    """What a run did. Times are `time.perf_counter` seconds, None while it did not happen."""
+    """Rows and tokens of this run, without resumed rows. Times are `time.perf_counter` seconds; None: not yet."""
 
     rows_ok: int = 0
     rows_error: int = 0
@@ -30,10 +30,10 @@ class Totals:
             return 0.0
         return max(0.0, self.last_row_at - self.first_step_at)
 
-    def add(self, answer: Answer) -> None:
-        """Counts a row that has just been finished."""
-        self.rows_ok += answer.ok
-        self.rows_error += not answer.ok
-        self.prompt_tokens += answer.num_prompt_tokens
-        self.output_tokens += answer.num_output_tokens
+    def add(self, finished: FinishedRow) -> None:
+        """Counts a row that has just finished."""
+        self.rows_ok += finished.ok
+        self.rows_error += not finished.ok
+        self.prompt_tokens += finished.num_prompt_tokens
+        self.output_tokens += finished.num_output_tokens
         self.last_row_at = time.perf_counter()

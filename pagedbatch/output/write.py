@@ -1,6 +1,6 @@
-"""The end of a run: the records of a complete journal become the output. Knows no model and no engine.
+"""Writes the output of a run from its complete journal.
 
-Everything here can be done again: until the output stands whole under its name, the journal is there.
+Everything here can be repeated: the journal stays until the whole output is in place.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pagedbatch.stats.schema import Stats
 
 
 def clear_leftovers(paths: OutputPaths | None) -> None:
-    """Removes what a run that was killed while it wrote left half done. To be called with the journal locked."""
+    """Removes the half-written files of a run that was killed. To be called with the journal locked."""
     if paths is not None:
         for path in (paths.output, paths.stats):
             with suppress(OSError):
@@ -28,7 +28,7 @@ def clear_leftovers(paths: OutputPaths | None) -> None:
 
 
 def write_records(paths: OutputPaths | None, records: Iterator[bytes]) -> None:
-    """Writes the output, whole or not at all; None is stdout.
+    """Writes the output, completely or not at all; `paths` is None for stdout.
 
     Raises:
         RunError: it can't be written.
@@ -42,7 +42,7 @@ def write_records(paths: OutputPaths | None, records: Iterator[bytes]) -> None:
 
 
 def write_output(paths: OutputPaths | None, journal: Journal, *, keep_journal: bool) -> None:
-    """Writes every record in input order, then ends the journal, or marks and keeps it for rows still to be run.
+    """Writes every record in input order, then removes the journal, or keeps it for rows that may still be run.
 
     Raises:
         RunError: the output can't be written; the journal is as it was.
@@ -55,7 +55,7 @@ def write_output(paths: OutputPaths | None, journal: Journal, *, keep_journal: b
 
 
 def stats_of_finished(paths: OutputPaths, journal: Journal) -> Stats | None:
-    """The stats that an earlier run left, if they are those of the run which finished the journal."""
+    """The stats of the run that finished the journal; None if they are missing or of another run."""
     try:
         stats = read_stats(paths.stats)
     except (OSError, RecordError):

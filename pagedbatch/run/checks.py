@@ -1,7 +1,4 @@
-"""What is refused before anything slow starts: columns that no row has and, with --strict, any broken row.
-
-Knows rows and their preparation; no journal and no engine.
-"""
+"""What is refused before anything slow starts: columns that no row has and, with --strict, any broken row."""
 
 from __future__ import annotations
 
@@ -20,10 +17,10 @@ _log = logging.getLogger(__name__)
 
 
 def check_columns(settings: RunSettings, source: Source, found: Survey) -> None:
-    """Refuses a run in which no row has what prompts are made of, or what is to be kept. Single rows may lack it.
+    """Refuses a run if no row has the columns that prompts are made of, or those to keep. Single rows may lack them.
 
     Raises:
-        UsageError: it names the column and lists those that there are.
+        UsageError: it names the missing column and lists the columns of the input.
     """
     if not found.columns:
         return
@@ -46,10 +43,10 @@ def check_columns(settings: RunSettings, source: Source, found: Survey) -> None:
 
 
 def check_every_row(source: Source, found: Survey, preparation: Preparation) -> None:
-    """Prepares every row as the run would, and reports those that can't be answered, in the order of the input.
+    """Prepares every row as the run would, and logs the errors in input order.
 
     Raises:
-        UsageError: there are some.
+        UsageError: there were errors.
     """
     num_broken = 0
     for prepared in preparation.prepare(source.rows(found.num_rows)):

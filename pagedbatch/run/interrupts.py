@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: asks a run to end after its step, and ends it at once when asked again."""
+"""Ctrl-C and SIGTERM: the first one ends a run after its step, the second one at once."""
 
 from __future__ import annotations
 

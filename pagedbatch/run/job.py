@@ -1,4 +1,4 @@
-"""One run from end to end: check, resume, load, loop, finish. Knows every part of the job and no terminal."""
+"""One run from end to end: open the input, resume, load the model, run the rows, write the output."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, 
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
-from pagedbatch.constraints.build import ConstraintSource
 from pagedbatch.errors import ExitCode, PagedBatchError, RunError, UsageError
 from pagedbatch.fingerprint import model_fingerprint
 from pagedbatch.input.hub import go_offline_if_needed
-from pagedbatch.input.reader import Source, Survey
-from pagedbatch.output.finished_row import Answer, AnswerWriter
-from pagedbatch.output.first_start import first_start
+from pagedbatch.output.finished_row import FinishedRow, FinishedRowWriter
 from pagedbatch.output.journal import Journal
-from pagedbatch.output.journal_lines import Manifest, ModelIdentity
+from pagedbatch.output.manifest import Manifest, ModelIdentity, first_start
 from pagedbatch.output.paths import OutputPaths, output_paths
 from pagedbatch.output.records import RecordWriter
 from pagedbatch.output.shard_outputs import describe_shard
@@ -26,11 +23,11 @@ from pagedbatch.output.totals import Totals
 from pagedbatch.output.write import clear_leftovers, stats_of_finished, write_output
 from pagedbatch.params import resolve
 from pagedbatch.run.interrupts import Interrupts
+from pagedbatch.run.local_engine import LocalEngine
 from pagedbatch.run.loop import RowsView
-from pagedbatch.run.one_process import OneProcess
-from pagedbatch.run.open import OpenedJob, open_input, open_job
-from pagedbatch.run.pending_rows import Unfinished
-from pagedbatch.run.startup import open_device_side
+from pagedbatch.run.open import JobInput, PreparedJob, open_input, prepare_job
+from pagedbatch.run.pending_rows import PendingRows
+from pagedbatch.run.setup import set_up_engine
 from pagedbatch.settings import RunSettings
 from pagedbatch.shard import shard_settings
 from pagedbatch.stats.memory import MemoryAccount
@@ -39,19 +36,18 @@ from pagedbatch.wording import finished_of, plural
 
 _log = logging.getLogger(__name__)
 
-
 #: Makes the display of a run, from its number of rows and how many of them are resumed.
 OpenView = Callable[[int, int], AbstractContextManager[RowsView]]
 
 
 class Engines(Protocol):
-    """What answers the rows: one engine in this process, or many in workers."""
+    """What runs the rows: one engine in this process, or one in each worker."""
 
     @property
     def totals(self) -> Totals: ...
 
     def run(
-        self, rows: Unfinished, deliver: Callable[[Answer], None], view: RowsView, interrupts: Interrupts
+        self, rows: PendingRows, deliver: Callable[[FinishedRow], None], view: RowsView, interrupts: Interrupts
     ) -> None: ...
 
     def account(self) -> MemoryAccount: ...
@@ -80,60 +76,53 @@ def run_job(settings: RunSettings, open_view: OpenView) -> JobResult:
     began = time.perf_counter()
     paths = output_paths(settings.output, settings.input)
     if paths is None and settings.shard is not None:
-        raise UsageError("--shard needs a file as --output: pagedbatch merge reads the stats that stand beside it")
+        raise UsageError("--shard needs a file as --output: pagedbatch merge reads the stats file beside it")
     go_offline_if_needed(settings.input, settings.model)
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
-        given = open_input(settings)
-        source, rows, constraint = given.source, given.rows, given.constraint
-        manifest = _manifest(settings, source, rows, given.found.num_rows, constraint)
-        resumable = None if paths is None or settings.restart else paths.journal
-        manifest = replace(manifest, started=first_start(resumable, manifest))
+        job_input = open_input(settings)
+        manifest = _manifest(settings, job_input, paths)
         settings = replace(settings, started=manifest.started)
-        opened = stack.enter_context(closing(open_job(settings, given)))
-        text = opened.text
-        date = _date_written(settings, opened)
-        if settings.shard is not None and date is not None and settings.date is None:
-            _log.info(f"the chat template writes the date, {date}: --date gives all shards the same")
-        with _open_journal(settings, manifest, rows, paths) as journal:
-            clear_leftovers(paths)
-            _log_resumed(journal, rows)
-            if journal.is_complete and journal.num_resumed and paths is not None:
-                stats = stats_of_finished(paths, journal)
-                if stats is not None:
-                    return _finish(settings, paths, opened.found, journal, stats)
-            unfinished = Unfinished(source, rows, journal.finished_rows())
-            batch_model = None if paths is not None and paths.is_parquet else settings.model_names[0]
-            if settings.uses_workers:
-                from pagedbatch.run.workers.pool import open_workers
-                from pagedbatch.run.workers.setup import EnginePlan
+        job = stack.enter_context(closing(prepare_job(settings, job_input)))
+        _log_date(settings, job)
+        journal = stack.enter_context(_open_journal(settings, manifest, job_input.rows, paths))
+        clear_leftovers(paths)
+        _log_resumed(journal, job_input.rows)
+        stats = _stats_of_complete(journal, paths)
+        if stats is not None:
+            return _finish(settings, paths, job_input, journal, stats)
+        pending = PendingRows(job_input.source, job_input.rows, journal.finished_rows())
+        engines = stack.enter_context(_open_engines(settings, job, pending, paths))
+        return _Run(settings, job, manifest, paths, journal, pending, engines, began).run(open_view, interrupts)
 
-                plan = EnginePlan(settings, constraint, batch_model)
-                engines_of_run: AbstractContextManager[Engines] = open_workers(plan, text.params.width, unfinished)
-            else:
-                answers = AnswerWriter(RecordWriter(text.tokenizer), batch_model)
-                device = open_device_side(settings, text)
-                engines_of_run = nullcontext(OneProcess(settings, opened.preparation, answers, device))
-            with engines_of_run as engines:
-                run = _Run(settings, opened, manifest, paths, journal, unfinished, engines, began)
-                return run.run(open_view, interrupts)
+
+def _open_engines(
+    settings: RunSettings, job: PreparedJob, pending: PendingRows, paths: OutputPaths | None
+) -> AbstractContextManager[Engines]:
+    to_parquet = paths is not None and paths.is_parquet  # which has no columns for OpenAI's format
+    openai_model = None if to_parquet else settings.model_names[0]
+    if settings.uses_workers:
+        from pagedbatch.run.workers.pool import open_workers
+        from pagedbatch.run.workers.worker_engine import WorkerPlan
+
+        plan = WorkerPlan(settings, job.input.constraint, openai_model)
+        return open_workers(plan, job.tokenizer_setup.params.width, pending)
+    writer = FinishedRowWriter(RecordWriter(job.tokenizer_setup.tokenizer), openai_model)
+    engine_setup = set_up_engine(settings, job.tokenizer_setup)
+    return nullcontext(LocalEngine(settings, job.preparation, writer, engine_setup))
 
 
 def _finish(
-    settings: RunSettings,
-    paths: OutputPaths | None,
-    found: Survey,
-    journal: Journal,
-    stats: Stats,
+    settings: RunSettings, paths: OutputPaths | None, job_input: JobInput, journal: Journal, stats: Stats
 ) -> JobResult:
     """Writes the output of a run whose rows are all finished and whose stats are written.
 
-    The journal is kept where error rows can be retried, or a higher limit would go on from there: not that of a shard,
-    whose rows would be others.
+    The journal is kept where error rows can be retried, or where a higher limit would go on from it; but not that of a
+    shard under a limit, whose rows would change with it.
     """
-    goes_on = found.is_cut and settings.shard is None
+    can_grow = job_input.survey.is_cut and settings.shard is None
     # Last: while the journal is there, everything can be done again.
-    write_output(paths, journal, keep_journal=journal.num_error > 0 or goes_on)
+    write_output(paths, journal, keep_journal=journal.num_error > 0 or can_grow)
     if journal.num_error and paths is not None:
         errors = plural(journal.num_error, "row is an error", "rows are errors")
         these = "it" if journal.num_error == 1 else "these"
@@ -143,24 +132,24 @@ def _finish(
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A run whose parts are all there: nothing that the user did can be wrong any more but single rows."""
+    """A run that is ready to go: from here on, only single rows can be the user's mistakes."""
 
     settings: RunSettings
-    opened: OpenedJob
+    job: PreparedJob
     manifest: Manifest
     paths: OutputPaths | None
     journal: Journal
-    unfinished: Unfinished
+    pending: PendingRows
     engines: Engines
     began: float
 
     def run(self, open_view: OpenView, interrupts: Interrupts) -> JobResult:
         interrupts.deferred = True
-        with open_view(len(self.unfinished.rows), self.journal.num_resumed) as view:
+        with open_view(len(self.pending.rows), self.journal.num_resumed) as view:
             try:
-                self.engines.run(self.unfinished, self._deliver, view, interrupts)
+                self.engines.run(self.pending, self._deliver, view, interrupts)
                 if not self.journal.is_complete and not interrupts.requested:
-                    name = self.opened.source.name
+                    name = self.job.input.source.name
                     raise RunError(f"{name} holds fewer rows than when the run began: it was changed")
             except PagedBatchError:
                 with suppress(RunError):
@@ -171,7 +160,7 @@ class _Run:
         try:
             self._write_stats(stats)
             if self.journal.is_complete:
-                return _finish(self.settings, self.paths, self.opened.found, self.journal, stats)
+                return _finish(self.settings, self.paths, self.job.input, self.journal, stats)
             self.journal.sync()
         except RunError:
             _log.info(self._resume_hint())
@@ -179,8 +168,8 @@ class _Run:
         _log.info(f"interrupted: {self._resume_hint()}")
         return JobResult(ExitCode.INTERRUPTED, stats, self.paths)
 
-    def _deliver(self, answer: Answer) -> None:
-        self.journal.append(answer.row, answer.record, ok=answer.ok)
+    def _deliver(self, finished: FinishedRow) -> None:
+        self.journal.append(finished.index, finished.record, ok=finished.ok)
 
     def _write_stats(self, stats: Stats) -> None:
         if self.paths is not None:
@@ -189,15 +178,16 @@ class _Run:
     def _stats(self) -> Stats:
         totals = self.engines.totals
         first_step_at = totals.first_step_at
-        date = _date_written(self.settings, self.opened)
+        tokenizer_setup = self.job.tokenizer_setup
+        date = _date_written(self.settings, self.job)
         stats = build_stats(
             settings=describe_settings(
                 self.settings,
-                self.opened.text.params,
-                self.opened.text.defaults.generation.values,
+                tokenizer_setup.params,
+                tokenizer_setup.defaults.generation.values,
                 used=self.engines.used() | ({} if date is None else {"date": date}),
             ),
-            num_rows=len(self.unfinished.rows),
+            num_rows=len(self.pending.rows),
             journal=self.journal,
             totals=totals,
             startup_seconds=(time.perf_counter() if first_step_at is None else first_step_at) - self.began,
@@ -205,43 +195,51 @@ class _Run:
             workers=self.engines.workers(),
         )
         if self.settings.shard is not None:
-            # Parts with another date in their prompts are not of one run.
-            shard = describe_shard(self.manifest, self.unfinished.rows, self.opened.found.num_rows, {"date": date})
-            stats = replace(stats, shard=shard)
+            # Shards with different dates in their prompts are not of one run.
+            num_rows = self.job.input.survey.num_rows
+            stats = replace(stats, shard=describe_shard(self.manifest, self.pending.rows, num_rows, {"date": date}))
         return stats
 
     def _resume_hint(self) -> str:
-        finished = finished_of(self.journal.num_finished, len(self.unfinished.rows))
+        finished = finished_of(self.journal.num_finished, len(self.pending.rows))
         if self.paths is None:
             return f"{finished}, and lost: --output - can't be resumed"
         return f"{finished} and kept in {self.paths.journal}: the same command goes on from there"
 
 
-def _manifest(
-    settings: RunSettings, source: Source, rows: range, num_rows: int, constraint: ConstraintSource | None
-) -> Manifest:
+def _manifest(settings: RunSettings, job_input: JobInput, paths: OutputPaths | None) -> Manifest:
     params = asdict(resolve({}, settings.generation))
     try:
         fingerprint = model_fingerprint(settings.model)
     except OSError as error:
         raise UsageError(f"can't read {settings.model}: {error.strerror}") from None
-    return Manifest(
+    source, constraint = job_input.source, job_input.constraint
+    manifest = Manifest(
         input=source.content,
         model=ModelIdentity(settings.model, fingerprint),
         settings=settings.for_manifest()
         | {name: params[name] for name in settings.generation}
         | ({} if constraint is None else {"constraint": constraint.fingerprint})
         | ({} if source.label is None else {"format": source.label})
-        | shard_settings(settings.shard, rows, num_rows),
+        | shard_settings(settings.shard, job_input.rows, job_input.survey.num_rows),
         versions=versions(),
     )
+    resumable = None if paths is None or settings.restart else paths.journal
+    return replace(manifest, started=first_start(resumable, manifest))
 
 
-def _date_written(settings: RunSettings, opened: OpenedJob) -> str | None:
+def _date_written(settings: RunSettings, job: PreparedJob) -> str | None:
     """The day that the chat template writes into prompts of this run; None where there are no chats or no date."""
     made = settings.prompt_column is not None or settings.prompt_template is not None
-    has_chats = not made and any(name in opened.found.columns for name in ("messages", "custom_id", "body"))
-    return opened.text.prompts.date if settings.chat or has_chats else None
+    has_chats = not made and any(name in job.input.survey.columns for name in ("messages", "custom_id", "body"))
+    return job.tokenizer_setup.prompts.date if settings.chat or has_chats else None
+
+
+def _log_date(settings: RunSettings, job: PreparedJob) -> None:
+    if settings.shard is not None and settings.date is None:
+        date = _date_written(settings, job)
+        if date is not None:
+            _log.info(f"the chat template writes the date, {date}: --date gives all shards the same")
 
 
 def _open_journal(settings: RunSettings, manifest: Manifest, rows: range, paths: OutputPaths | None) -> Journal:
@@ -255,6 +253,13 @@ def _open_journal(settings: RunSettings, manifest: Manifest, rows: range, paths:
         restart=settings.restart,
         retry_errors=settings.retry_errors,
     )
+
+
+def _stats_of_complete(journal: Journal, paths: OutputPaths | None) -> Stats | None:
+    """The stats of an earlier run that finished every row; None if rows are left to run, or stats to be made."""
+    if not journal.is_complete or not journal.num_resumed or paths is None:
+        return None
+    return stats_of_finished(paths, journal)
 
 
 def _log_resumed(journal: Journal, rows: range) -> None:

@@ -1,7 +1,4 @@
-"""The loop around an engine: rows into it, a bounded number at a time, and answers out of it at once.
-
-Knows the engine and what it is handed; no settings, no files and no terminal.
-"""
+"""The loop around an engine: feeds it a bounded number of rows and delivers each row as soon as it is finished."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Protocol
 from pagedbatch.engine.engine import Engine
 from pagedbatch.errors import PagedBatchError, RunError
 from pagedbatch.input.prefetch import Prepared
-from pagedbatch.output.finished_row import Answer, AnswerWriter
+from pagedbatch.output.finished_row import FinishedRow, FinishedRowWriter
 from pagedbatch.output.totals import Totals
 from pagedbatch.outputs import RequestOutput, StepSnapshot
 from pagedbatch.row_context import RowContext
@@ -24,7 +21,7 @@ from pagedbatch.wording import first_line, named
 
 
 class RowsView(Protocol):
-    """The display, as far as a run knows it. `pools` are those of its workers, where it has any."""
+    """The display of a run. `pools` are the workers' own snapshots, if there are workers."""
 
     def update(
         self, snapshot: StepSnapshot | None, rows_done: int, rows_error: int, pools: Sequence[StepSnapshot] = ()
@@ -33,22 +30,22 @@ class RowsView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A row inside the engine, and the request that it became."""
+    """A row inside the engine, and its request."""
 
     context: RowContext
     request: Request
 
 
 class RowLoop:
-    """Runs `rows` and hands each answer to `deliver`. `window` is the most rows inside the engine at a time."""
+    """Runs `rows` and hands each finished one to `deliver`. At most `window` rows are in the engine at a time."""
 
     def __init__(
         self,
         *,
         rows: Iterator[Prepared | None],
         engine: Engine,
-        answers: AnswerWriter,
-        deliver: Callable[[Answer], None],
+        writer: FinishedRowWriter,
+        deliver: Callable[[FinishedRow], None],
         account: MemoryAccount,
         view: RowsView,
         interrupts: Interrupts,
@@ -57,7 +54,7 @@ class RowLoop:
         self.totals = Totals()
         self._rows = rows
         self._engine = engine
-        self._answers = answers
+        self._writer = writer
         self._deliver = deliver
         self._account = account
         self._view = view
@@ -67,10 +64,10 @@ class RowLoop:
         self._snapshot: StepSnapshot | None = None
 
     def run(self) -> None:
-        """Until no row is left, or an interrupt is requested.
+        """Runs until no row is left, or an interrupt is requested.
 
-        None among the rows says that there is none just now: what the engine holds goes on, and after that the loop may
-        be run again.
+        None among the rows means that none is ready now: the loop finishes what the engine holds, and may be run again
+        later.
 
         Raises:
             RunError: the input, the engine or the journal failed; what had finished is delivered.
@@ -84,14 +81,14 @@ class RowLoop:
             self._step()
 
     def _feed(self) -> None:
-        """Fills the engine up to the window. A row that can't become a request is finished right here."""
+        """Fills the engine up to the window. A row that can't become a request is finished here, as an error."""
         while self._engine.num_unfinished < self._window and not self._interrupts.requested:
             prepared = self._next_row()
             if prepared is None:
                 return
             context, request = prepared.context, prepared.request
             if request is None:
-                self._give(self._answers.error(context, prepared.error or ""))
+                self._give(self._writer.fail(context, prepared.error or ""))
                 self._show()
                 continue
             self._in_flight[context.index] = InFlight(context, request)
@@ -123,15 +120,15 @@ class RowLoop:
         self._show()
 
     def _finish(self, output: RequestOutput) -> None:
-        finished = self._in_flight.pop(output.request_id)
-        answer = self._answers.answer(finished.context, finished.request, output)
-        self._give(answer)
-        if answer.ok:
-            self._account.row_finished(output, finished.request.params, self._engine.config.max_model_len)
+        row = self._in_flight.pop(output.request_id)
+        finished = self._writer.finish(row.context, row.request, output)
+        self._give(finished)
+        if finished.ok:
+            self._account.row_finished(output, row.request.params, self._engine.config.max_model_len)
 
-    def _give(self, answer: Answer) -> None:
-        self._deliver(answer)
-        self.totals.add(answer)
+    def _give(self, finished: FinishedRow) -> None:
+        self._deliver(finished)
+        self.totals.add(finished)
 
     def _show(self) -> None:
         self._view.update(self._snapshot, self.totals.rows_done, self.totals.rows_error)

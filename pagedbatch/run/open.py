@@ -1,7 +1,4 @@
-"""All of a job that comes before weights and journal: its input, its tokenizer, and what is refused at once.
-
-Knows no engine and no output.
-"""
+"""What a job opens before weights and journal: its input, its tokenizer, and the checks that can fail at once."""
 
 from __future__ import annotations
 
@@ -15,41 +12,34 @@ from pagedbatch.input.preparation.limits import RowLimits
 from pagedbatch.input.preparation.preparation import Preparation, open_preparation
 from pagedbatch.input.reader import ReadOptions, Source, Survey, open_source, survey
 from pagedbatch.run.checks import check_columns, check_every_row
-from pagedbatch.run.startup import TextSide, open_text_side
+from pagedbatch.run.setup import TokenizerSetup, set_up_tokenizer
 from pagedbatch.settings import RunSettings
 from pagedbatch.shard import rows_to_run
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedInput:
-    """An input that was surveyed. `rows` are those that are to be answered, `constraint` is that of all of them."""
+class JobInput:
+    """An input after one pass over it. `rows` are those to run; `constraint` applies to all of them."""
 
     source: Source
-    found: Survey
+    survey: Survey
     rows: range
     constraint: ConstraintSource | None
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedJob:
-    """An input that was surveyed, and what makes requests of its rows. `rows` are those that are to be answered.
+class PreparedJob:
+    """An input, and what turns its rows into requests. To be closed: rows may be prepared in another process."""
 
-    To be closed.
-    """
-
-    source: Source
-    found: Survey
-    rows: range
-    constraint: ConstraintSource | None
-    text: TextSide
+    input: JobInput
+    tokenizer_setup: TokenizerSetup
     preparation: Preparation
 
     def close(self) -> None:
-        """Ends the process that prepares rows."""
         self.preparation.close()
 
 
-def open_input(settings: RunSettings) -> OpenedInput:
+def open_input(settings: RunSettings) -> JobInput:
     """Opens the input and goes through it once.
 
     Raises:
@@ -62,29 +52,29 @@ def open_input(settings: RunSettings) -> OpenedInput:
     check_columns(settings, source, found)
     watch.refuse_lacked(source.name)
     rows = rows_to_run(settings.shard, found.num_rows)
-    return OpenedInput(source, found, rows, read_run_constraint(settings))
+    return JobInput(source, found, rows, read_run_constraint(settings))
 
 
-def open_job(settings: RunSettings, given: OpenedInput) -> OpenedJob:
-    """Loads the tokenizer; with `strict`, goes through every row.
+def prepare_job(settings: RunSettings, job_input: JobInput) -> PreparedJob:
+    """Loads the tokenizer; with `strict`, prepares every row once to check it.
 
     Raises:
         UsageError: something is wrong with the settings, the rows or the model.
     """
-    text = open_text_side(settings, given.constraint)
-    preparation = preparation_of(settings, text)
+    tokenizer_setup = set_up_tokenizer(settings, job_input.constraint)
+    preparation = preparation_of(settings, tokenizer_setup)
     try:
         if settings.strict:
-            check_every_row(given.source, given.found, preparation)
+            check_every_row(job_input.source, job_input.survey, preparation)
     except BaseException:
         preparation.close()
         raise
-    return OpenedJob(given.source, given.found, given.rows, given.constraint, text, preparation)
+    return PreparedJob(job_input, tokenizer_setup, preparation)
 
 
-def preparation_of(settings: RunSettings, text: TextSide) -> Preparation:
-    """What prepares the rows of a run; to be made before weights are loaded, and to be closed."""
-    preparer = Preparer(text.prompts, KeptColumns(settings.keep), settings.model_names)
+def preparation_of(settings: RunSettings, tokenizer_setup: TokenizerSetup) -> Preparation:
+    """What prepares the rows of a run. To be made before the weights are loaded, and to be closed."""
+    preparer = Preparer(tokenizer_setup.prompts, KeptColumns(settings.keep), settings.model_names)
     return open_preparation(preparer, RowLimits(cpu_seconds=settings.row_prepare_timeout))
 
 

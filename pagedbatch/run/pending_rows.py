@@ -1,4 +1,4 @@
-"""The rows of an input that a run still has to answer. Knows no engine; can be sent to another process."""
+"""The rows of an input that a run still has to answer. They can be sent to another process."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pagedbatch.input.row import Row
 
 
 @dataclass(frozen=True, slots=True)
-class Unfinished:
-    """Those `rows` of `source` that are not finished: `finished` has a byte for each of `rows`, 0 if not."""
+class PendingRows:
+    """Iterates over those `rows` of `source` that are not finished. `finished` has a byte per row, 0 if it is not."""
 
     source: Source
     rows: range
     finished: bytes
 
     @property
-    def num_unfinished(self) -> int:
+    def num_pending(self) -> int:
         return self.finished.count(0)
 
     def __iter__(self) -> Iterator[Row]:
-        mine = self.source.rows(self.rows.stop, first=self.rows.start)
-        return (row for row in mine if not self.finished[row.index - self.rows.start])
+        rows = self.source.rows(self.rows.stop, first=self.rows.start)
+        return (row for row in rows if not self.finished[row.index - self.rows.start])

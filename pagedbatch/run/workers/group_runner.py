@@ -1,10 +1,10 @@
-"""Answers groups of rows with one engine, several groups at a time. Runs in a worker; knows no Ray and no job.
+"""Runs groups of rows on a worker's engine, several groups at a time.
 
-The engine works in a thread of its own. Groups come from other threads, which wait for their answers; while one waits,
-the next is there already, so that the engine never runs dry between groups.
+The engine has a thread of its own. Groups come from other threads, which wait until theirs is finished; while some
+wait, the next ones arrive, so that the engine never runs dry between groups.
 
-A group that was in an engine whose worker died comes with suspicion: it runs with no other rows beside it, and if that
-kills a worker too, each of its rows alone. A row that killed a worker each time is an error.
+A group that was in an engine whose worker died is suspected: it runs with no other rows beside it, and if that kills a
+worker too, its rows run one by one. A row that killed a worker each time becomes an error row.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from typing import Protocol
 from pagedbatch.input.prefetch import Prepared
 from pagedbatch.input.preparation.preparation import Preparation
 from pagedbatch.input.row import Row
-from pagedbatch.output.finished_row import Answer, AnswerWriter
+from pagedbatch.output.finished_row import FinishedRow, FinishedRowWriter
 from pagedbatch.outputs import StepSnapshot
 from pagedbatch.run.interrupts import Interrupts
+from pagedbatch.run.local_engine import WINDOW
 from pagedbatch.run.loop import RowLoop
-from pagedbatch.run.one_process import WINDOW
-from pagedbatch.run.startup import DeviceSide, new_account
-from pagedbatch.run.workers.ledger import MOST_TRIES
+from pagedbatch.run.setup import EngineSetup, new_account
+from pagedbatch.run.workers.ledger import MAX_TRIES
 from pagedbatch.settings import RunSettings
 from pagedbatch.stats.memory import MemoryAccount
 
 SNAPSHOT_SECONDS = 0.25
-#: A killed worker takes so much of its account with it, at most.
+#: A killed worker loses at most this much of its account.
 ACCOUNT_SECONDS = 1.0
 
 
-class Book(Protocol):
+class LedgerClient(Protocol):
     """This worker's side of the `Ledger`."""
 
     def tries(self, rows: Sequence[int]) -> int: ...
@@ -51,12 +51,12 @@ class Book(Protocol):
 
 @dataclass(slots=True)
 class _Group:
-    """A group on its way. `tries`: how often it was in an engine whose worker died."""
+    """A group being run. `tries`: how often it was in an engine whose worker died."""
 
     prepared: list[Prepared]
     tries: int
-    answers: list[Answer] = field(default_factory=list)
-    done: Future[list[Answer]] = field(default_factory=Future)
+    finished: list[FinishedRow] = field(default_factory=list)
+    done: Future[list[FinishedRow]] = field(default_factory=Future)
 
     @property
     def rows(self) -> list[int]:
@@ -64,44 +64,49 @@ class _Group:
 
 
 class GroupRunner:
-    """`answer` may be called from any thread. Nothing is reported to `book` while no group is there."""
+    """`run` may be called from any thread. Nothing is reported to `ledger` while there is no group."""
 
     def __init__(
-        self, settings: RunSettings, preparation: Preparation, answers: AnswerWriter, device: DeviceSide, book: Book
+        self,
+        settings: RunSettings,
+        preparation: Preparation,
+        writer: FinishedRowWriter,
+        engine_setup: EngineSetup,
+        ledger: LedgerClient,
     ) -> None:
         self._preparation = preparation
-        self._answers = answers
-        self._engine = device.engine
-        self._account = new_account(settings, device)
-        self._book = book
+        self._writer = writer
+        self._engine = engine_setup.engine
+        self._account = new_account(settings, engine_setup)
+        self._ledger = ledger
         self._waiting: deque[_Group] = deque()
         self._has_waiting = threading.Condition()
         self._preparing = threading.Lock()  # one pass at a time
         self._ready: deque[Prepared] = deque()
         self._takes_more = True
         self._group_of: dict[int, _Group] = {}
-        self._answered: list[_Group] = []
+        self._finished: list[_Group] = []
         self._snapshot_due = self._account_due = 0.0
         self._failure: BaseException | None = None
         self._loop = RowLoop(
             rows=self._next_rows(),
             engine=self._engine,
-            answers=answers,
+            writer=writer,
             deliver=self._deliver,
             account=self._account,
             view=self,
-            interrupts=Interrupts(),  # a worker has none: the job ends it
+            interrupts=Interrupts(),  # never entered: the job ends a worker
             window=WINDOW * settings.max_num_seqs,
         )
         threading.Thread(target=self._work, name="engine", daemon=True).start()
 
-    def answer(self, rows: list[Row]) -> list[Answer]:
-        """Waits for the answers of a group.
+    def run(self, rows: list[Row]) -> list[FinishedRow]:
+        """Runs a group and waits until it is finished.
 
         Raises:
             PagedBatchError: the engine failed; it takes no more groups.
         """
-        tries = self._book.tries([row.index for row in rows])
+        tries = self._ledger.tries([row.index for row in rows])
         with self._preparing:
             group = _Group([each for each in self._preparation.prepare(rows) if each is not None], tries)
         with self._has_waiting:
@@ -109,9 +114,9 @@ class GroupRunner:
                 raise self._failure
             self._waiting.append(group)
             self._has_waiting.notify()
-        answers = group.done.result()
-        self._book.settle(group.rows)
-        return answers
+        finished = group.done.result()
+        self._ledger.settle(group.rows)
+        return finished
 
     # --- the engine's thread -------------------------------------------------------------------------------------
 
@@ -121,7 +126,7 @@ class GroupRunner:
                 with self._has_waiting:
                     self._has_waiting.wait_for(lambda: bool(self._waiting))
                     group = self._waiting.popleft()
-                self._run(group)
+                self._run_group(group)
         except BaseException as error:
             with self._has_waiting:
                 self._failure = error
@@ -129,15 +134,15 @@ class GroupRunner:
                     group.done.set_exception(error)
 
     def _open_groups(self) -> list[_Group]:
-        return [*self._group_of.values(), *self._answered, *self._waiting]
+        return [*self._group_of.values(), *self._finished, *self._waiting]
 
-    def _run(self, group: _Group) -> None:
-        """Until the engine is empty: with what comes meanwhile, or, under suspicion, alone."""
+    def _run_group(self, group: _Group) -> None:
+        """Runs until the engine is empty: with groups that come meanwhile or, if the group is suspected, without."""
         for prepared in group.prepared:
             self._group_of[prepared.context.index] = group
         self._takes_more = group.tries == 0
         if group.tries <= 1:
-            self._book.begin(group.rows)
+            self._ledger.begin(group.rows)
             self._ready.extend(group.prepared)
             self._loop.run()
             return
@@ -146,17 +151,17 @@ class GroupRunner:
 
     def _run_alone(self, prepared: Prepared) -> None:
         row = [prepared.context.index]
-        if self._book.begin(row) > MOST_TRIES:
-            reason = f"each of the {MOST_TRIES} workers that it was given to died while it ran"
-            self._deliver(self._answers.error(prepared.context, f"{prepared.context.place}: {reason}"))
+        if self._ledger.begin(row) > MAX_TRIES:
+            reason = f"each of the {MAX_TRIES} workers that it was given to died while it ran"
+            self._deliver(self._writer.fail(prepared.context, f"{prepared.context.place}: {reason}"))
             self.update(None, 0, 0)
             return
         self._ready.append(prepared)
         self._loop.run()
-        self._book.survived(row)
+        self._ledger.survived(row)
 
     def _next_rows(self) -> Iterator[Prepared | None]:
-        """Rows for the engine; None where none is there just now."""
+        """Rows for the engine; None when none is ready now."""
         while True:
             if not self._ready and self._takes_more:
                 self._take_waiting()
@@ -169,32 +174,32 @@ class GroupRunner:
             group = self._waiting.popleft()
         for prepared in group.prepared:
             self._group_of[prepared.context.index] = group
-        self._book.begin(group.rows)
+        self._ledger.begin(group.rows)
         self._ready.extend(group.prepared)
 
-    def _deliver(self, answer: Answer) -> None:
-        group = self._group_of.pop(answer.row)
-        group.answers.append(answer)
-        if len(group.answers) == len(group.prepared):
-            self._answered.append(group)
+    def _deliver(self, finished: FinishedRow) -> None:
+        group = self._group_of.pop(finished.index)
+        group.finished.append(finished)
+        if len(group.finished) == len(group.prepared):
+            self._finished.append(group)
 
     def update(
         self, snapshot: StepSnapshot | None, rows_done: int, rows_error: int, pools: Sequence[StepSnapshot] = ()
     ) -> None:
-        """Called by the loop after each step: reports when it is due, and then lets answered groups go.
+        """Called by the loop after each step: sends reports that are due, then returns the finished groups.
 
-        In this order, so that the account holds what the job has been given.
+        In this order, so that the account includes every row that the job has been given.
         """
         now = time.monotonic()
         is_idle = not self._group_of
-        if now >= self._account_due or (is_idle and self._answered):
+        if now >= self._account_due or (is_idle and self._finished):
             self._account.close(self._engine.pool_counts())
             self._account_due = now + ACCOUNT_SECONDS
             self._snapshot_due = now + SNAPSHOT_SECONDS
-            self._book.report(snapshot, self._account)
+            self._ledger.report(snapshot, self._account)
         elif now >= self._snapshot_due:
             self._snapshot_due = now + SNAPSHOT_SECONDS
-            self._book.report(snapshot, None)
-        for group in self._answered:
-            group.done.set_result(group.answers)
-        self._answered.clear()
+            self._ledger.report(snapshot, None)
+        for group in self._finished:
+            group.done.set_result(group.finished)
+        self._finished.clear()

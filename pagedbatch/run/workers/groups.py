@@ -1,7 +1,7 @@
-"""Groups of rows, the unit that goes to a worker, and their answers. Knows no Ray and no engine.
+"""Groups of rows, the unit of work that goes to a worker and comes back.
 
-A group is rows that follow each other: rows with a common beginning mostly stand together in an input, and so they meet
-in one engine, which computes it once. Which rows share what is known only when they are tokenised, in the workers.
+A group is consecutive rows: rows with a common prefix are mostly neighbours in an input, and so meet in one engine,
+which computes the prefix once. Which rows share a prefix is known only when the workers tokenize them.
 """
 
 from __future__ import annotations
@@ -12,39 +12,39 @@ from dataclasses import dataclass
 from itertools import islice
 
 from pagedbatch.input.row import Row
-from pagedbatch.output.finished_row import Answer
+from pagedbatch.output.finished_row import FinishedRow
 
-_MOST_ROWS = 64
-#: An input is parted into so many groups a worker at least, so that all end at about the same time.
-_LEAST_GROUPS = 4
+_MAX_GROUP_ROWS = 64
+#: Enough groups per worker that all workers end at about the same time.
+_MIN_GROUPS_PER_WORKER = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """`rows` a group, and how many groups are in a worker at a time: a few run, a few wait, and none of them long."""
+class GroupSizes:
+    """`rows` per group, and the number of groups inside a worker: a few run and a few wait, none of them long."""
 
     rows: int
     groups_in_engine: int
 
 
 @dataclass(frozen=True, slots=True)
-class GroupAnswers:
-    """The answers of a group, and which worker gave them."""
+class FinishedGroup:
+    """The finished rows of a group, and the worker that ran them."""
 
     worker: str
-    answers: list[Answer]
+    rows: list[FinishedRow]
 
 
-def choose_sizes(*, max_num_seqs: int, width: int, num_rows: int, num_workers: int) -> Sizes:
-    """Four groups fill an engine, and as many wait beside it.
+def choose_sizes(*, max_num_seqs: int, width: int, num_rows: int, num_workers: int) -> GroupSizes:
+    """Four groups fill an engine, and four more wait.
 
     Args:
         width: sequences that a plain row needs at once.
-        num_rows: rows still to be answered.
+        num_rows: rows still to be run.
     """
     at_once = max(1, max_num_seqs // width)
-    rows = max(1, min(at_once // 4, _MOST_ROWS, num_rows // (_LEAST_GROUPS * num_workers)))
-    return Sizes(rows, min(64, max(2, -(-2 * at_once // rows))))
+    rows = max(1, min(at_once // 4, _MAX_GROUP_ROWS, num_rows // (_MIN_GROUPS_PER_WORKER * num_workers)))
+    return GroupSizes(rows, min(64, max(2, -(-2 * at_once // rows))))
 
 
 def groups(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
@@ -54,8 +54,8 @@ def groups(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
         yield group
 
 
-def pack(thing: list[Row] | GroupAnswers) -> bytes:
-    """As it travels between the processes of one run."""
+def pack(thing: list[Row] | FinishedGroup) -> bytes:
+    """The bytes that travel between the processes of one run."""
     return pickle.dumps(thing, pickle.HIGHEST_PROTOCOL)
 
 
@@ -64,6 +64,6 @@ def unpack_rows(data: bytes) -> list[Row]:
     return rows
 
 
-def unpack_answers(data: bytes) -> GroupAnswers:
-    answers: GroupAnswers = pickle.loads(data)
-    return answers
+def unpack_finished(data: bytes) -> FinishedGroup:
+    group: FinishedGroup = pickle.loads(data)
+    return group

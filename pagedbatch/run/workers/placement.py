@@ -1,4 +1,4 @@
-"""How many workers go on a cluster and what each takes of it, from the counts of its machines. Knows no Ray."""
+"""How many workers a cluster gets and what each takes, from the CPUs and GPUs of its machines."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagedbatch.errors import UsageError
-from pagedbatch.run.workers.setup import Share
+from pagedbatch.run.workers.worker_engine import ResourceShare
 from pagedbatch.settings import RunSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Workplaces:
-    """How many workers there are and what each takes of the cluster: `num_cpus` is what Ray counts, `share` what is.
+class Placement:
+    """The number of workers and what each takes of the cluster: `num_cpus` as Ray counts, `share` in fact.
 
-    Rows go out when `num_awaited` of the workers are up.
+    The run begins when `num_awaited` of the workers are up.
     """
 
     num_workers: int
     num_awaited: int
     num_cpus: float
     num_gpus: int
-    share: Share
+    share: ResourceShare
 
 
-def place_workers(settings: RunSettings, nodes: Sequence[tuple[float, int]]) -> Workplaces:
-    """Workers for a cluster whose nodes have so many (CPUs, GPUs).
+def place_workers(settings: RunSettings, nodes: Sequence[tuple[float, int]]) -> Placement:
+    """Places workers on `nodes`, given as (CPUs, GPUs).
 
-    CPU workers take as many whole CPUs each as all of them can have, or an equal part of one. What runs beside them
+    CPU workers take as many whole CPUs each as fit for all of them, or an equal part of one. What Ray runs beside them
     takes none, so that it never waits for theirs.
 
     Raises:
@@ -41,10 +41,10 @@ def place_workers(settings: RunSettings, nodes: Sequence[tuple[float, int]]) -> 
         if num_gpus < num_workers:
             raise UsageError(f"--workers {num_workers}: the cluster has {num_gpus} GPUs, and each worker takes one")
         # a little of a CPU, so that the GPUs of a node are never out of reach for want of one
-        return Workplaces(num_workers, 1, 0.01, 1, Share(1, 1.0))
-    most = int(max((cpus for cpus, _ in nodes), default=0))
-    for num_cpus in [*range(most, 0, -1), *(1 / parts for parts in range(2, num_workers + 1))]:
+        return Placement(num_workers, 1, 0.01, 1, ResourceShare(1, 1.0))
+    max_cpus = int(max((cpus for cpus, _ in nodes), default=0))
+    for num_cpus in [*range(max_cpus, 0, -1), *(1 / parts for parts in range(2, num_workers + 1))]:
         if sum(int(cpus / num_cpus) for cpus, _ in nodes) >= num_workers:
-            on_a_node = max(int(cpus / num_cpus) for cpus, _ in nodes)
-            return Workplaces(num_workers, 1, num_cpus, 0, Share(max(1, int(num_cpus)), 1 / on_a_node))
+            per_node = max(int(cpus / num_cpus) for cpus, _ in nodes)
+            return Placement(num_workers, 1, num_cpus, 0, ResourceShare(max(1, int(num_cpus)), 1 / per_node))
     raise UsageError("the cluster has no CPU for a worker")

@@ -1,4 +1,4 @@
-"""The job's side of many engines: takes their answers, tells the display, adds up their accounts. Imports no ray."""
+"""The job's side of the workers: takes their finished rows, updates the display, merges their accounts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Self
 
 from pagedbatch.errors import RunError, UsageError
-from pagedbatch.output.finished_row import Answer
+from pagedbatch.output.finished_row import FinishedRow
 from pagedbatch.output.totals import Totals
 from pagedbatch.run.interrupts import Interrupts
 from pagedbatch.run.loop import RowsView
-from pagedbatch.run.pending_rows import Unfinished
-from pagedbatch.run.workers.groups import GroupAnswers, choose_sizes
+from pagedbatch.run.pending_rows import PendingRows
+from pagedbatch.run.workers.groups import FinishedGroup, choose_sizes
 from pagedbatch.run.workers.ledger import Overview, WorkerHistory
-from pagedbatch.run.workers.setup import EnginePlan
-from pagedbatch.run.workers.stall_watch import Silence
+from pagedbatch.run.workers.stall_watch import StallWatch
+from pagedbatch.run.workers.worker_engine import WorkerPlan
 from pagedbatch.stats.memory import MemoryAccount
 from pagedbatch.stats.merge import merge_concurrent, merge_sequential, sum_snapshots
 from pagedbatch.stats.schema import Worker
@@ -33,21 +33,21 @@ from pagedbatch.wording import named
 if TYPE_CHECKING:
     from pagedbatch.run.workers.ray_dataset import RemoteLedger
 
-SECONDS_BETWEEN_LOOKS = 0.25
+POLL_SECONDS = 0.25
 _GROUPS_AHEAD = 8
 
-#: What Ray says, which it must know before it is imported: nothing to its makers, and nothing on stderr.
-_QUIET = {
+#: Keeps Ray from sending usage statistics and from writing to stderr. It reads these when it is imported.
+_RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
     "RAY_DATA_LOG_LEVEL": "CRITICAL",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_ENABLE_AUTO_CONNECT": "0",  # what calls Ray after its end must not start another one
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # a call after the end must not start another Ray
 }
 
 
 @contextmanager
-def open_workers(plan: EnginePlan, width: int, rows: Unfinished) -> Iterator[Workers]:
+def open_workers(plan: WorkerPlan, width: int, rows: PendingRows) -> Iterator[Workers]:
     """Starts the workers on `rows` and waits for their engines: for all on this machine, for the first on a cluster.
 
     Args:
@@ -59,38 +59,38 @@ def open_workers(plan: EnginePlan, width: int, rows: Unfinished) -> Iterator[Wor
     """
     if find_spec("ray") is None:
         raise UsageError("--workers and --ray-address need Ray: pip install 'pagedbatch[ray]'")
-    for name, value in _QUIET.items():
+    for name, value in _RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from pagedbatch.run.workers.ray_cluster import open_cluster
 
-    with open_cluster(plan.settings) as workplaces:
-        from pagedbatch.run.workers.ray_dataset import RemoteLedger, answered_groups
+    with open_cluster(plan.settings) as placement:
+        from pagedbatch.run.workers.ray_dataset import RemoteLedger, finished_groups
 
         sizes = choose_sizes(
             max_num_seqs=plan.settings.max_num_seqs,
             width=width,
-            num_rows=rows.num_unfinished,
-            num_workers=workplaces.num_workers,
+            num_rows=rows.num_pending,
+            num_workers=placement.num_workers,
         )
         ledger = RemoteLedger()
         portable = replace(rows, source=replace(rows.source, spool=None))
-        with _Taker(answered_groups(portable, sizes, plan, workplaces, ledger)) as taker:
-            workers = Workers(taker, ledger)
-            workers.wait_for(workplaces.num_awaited)
+        with _GroupReceiver(finished_groups(portable, sizes, plan, placement, ledger)) as receiver:
+            workers = Workers(receiver, ledger)
+            workers.wait_for(placement.num_awaited)
             yield workers
 
 
-class _Taker:
+class _GroupReceiver:
     """Takes groups from Ray Data in a thread, so that the job can look at other things while none comes."""
 
-    def __init__(self, answered: Iterator[GroupAnswers]) -> None:
+    def __init__(self, finished: Iterator[FinishedGroup]) -> None:
         self.error: Exception | None = None
-        self._answered = answered
-        self._queue: queue.Queue[GroupAnswers | None] = queue.Queue(_GROUPS_AHEAD)
+        self._finished = finished
+        self._queue: queue.Queue[FinishedGroup | None] = queue.Queue(_GROUPS_AHEAD)
         self._stopped = threading.Event()
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._work, name="taker", daemon=True).start()
+        threading.Thread(target=self._work, name="receiver", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -98,30 +98,30 @@ class _Taker:
         self._stopped.set()
 
     @property
-    def has_something(self) -> bool:
+    def has_group(self) -> bool:
         return not self._queue.empty()
 
-    def take(self) -> GroupAnswers | None:
+    def take(self) -> FinishedGroup | None:
         """The next group; None after the last, or after `error`.
 
         Raises:
             queue.Empty: none came in a while.
         """
-        return self._queue.get(timeout=SECONDS_BETWEEN_LOOKS)
+        return self._queue.get(timeout=POLL_SECONDS)
 
     def _work(self) -> None:
         try:
-            for group in self._answered:
+            for group in self._finished:
                 if not self._put(group):
                     return
         except Exception as error:
             self.error = error
         self._put(None)
 
-    def _put(self, thing: GroupAnswers | None) -> bool:
+    def _put(self, group: FinishedGroup | None) -> bool:
         while not self._stopped.is_set():
             with suppress(queue.Full):
-                self._queue.put(thing, timeout=SECONDS_BETWEEN_LOOKS)
+                self._queue.put(group, timeout=POLL_SECONDS)
                 return True
         return False
 
@@ -129,29 +129,31 @@ class _Taker:
 class Workers:
     """The workers of a run, as the job sees them."""
 
-    def __init__(self, taker: _Taker, ledger: RemoteLedger) -> None:
+    def __init__(self, receiver: _GroupReceiver, ledger: RemoteLedger) -> None:
         self.totals = Totals()
-        self._taker = taker
+        self._receiver = receiver
         self._ledger = ledger
         self._rows_of: Counter[str] = Counter()
         self._histories: dict[str, WorkerHistory] = {}
         self._overview: Overview | None = None
         self._looked_at = 0.0
-        self._silence = Silence(time.monotonic())
+        self._stall_watch = StallWatch(time.monotonic())
 
     def wait_for(self, num_workers: int) -> None:
-        """Until so many engines are up, or it is certain that they won't be.
+        """Waits until `num_workers` engines are up, or it is certain that they won't be.
 
         Raises:
             UsageError: a worker can't have what it was told.
             RunError: a worker failed otherwise.
         """
-        while self._look().num_ready < num_workers and not self._taker.has_something:
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+        while self._look().num_ready < num_workers and not self._receiver.has_group:
+            time.sleep(POLL_SECONDS)
         self._raise_failure()
 
-    def run(self, rows: Unfinished, deliver: Callable[[Answer], None], view: RowsView, interrupts: Interrupts) -> None:
-        """Until every row is delivered, or an interrupt is requested: then what is in the workers is given up.
+    def run(
+        self, rows: PendingRows, deliver: Callable[[FinishedRow], None], view: RowsView, interrupts: Interrupts
+    ) -> None:
+        """Runs until every row is delivered, or an interrupt is requested: then what is in the workers is given up.
 
         Raises:
             RunError: a worker, Ray or `deliver` failed; what had come back is delivered.
@@ -160,17 +162,17 @@ class Workers:
         try:
             while not interrupts.requested:
                 with suppress(queue.Empty):
-                    group = self._taker.take()
+                    group = self._receiver.take()
                     if group is None:
                         self._raise_failure()
                         return
-                    # A group comes twice where Ray lost what it had: the answers are the same.
-                    for answer in group.answers:
-                        place = answer.row - rows.rows.start  # a shard's first row is its own first
-                        if not is_delivered[place]:
-                            is_delivered[place] = 1
-                            deliver(answer)
-                            self.totals.add(answer)
+                    # A group comes twice if Ray lost its result: the records are the same.
+                    for finished in group.rows:
+                        position = finished.index - rows.rows.start
+                        if not is_delivered[position]:
+                            is_delivered[position] = 1
+                            deliver(finished)
+                            self.totals.add(finished)
                             self._rows_of[group.worker] += 1
                 self._show(view)
         finally:
@@ -185,9 +187,9 @@ class Workers:
         return merge_concurrent([_account(history) for history in self._histories.values()])
 
     def used(self) -> dict[str, Any]:
-        """What settings that choose by themselves came to, in the first worker."""
-        lives = [life for history in self._histories.values() for life in history.lives if life.used]
-        return lives[0].used if lives else {}
+        """What the `auto` settings came to in the first worker."""
+        incarnations = (each for history in self._histories.values() for each in history.incarnations)
+        return next((each.used for each in incarnations if each.used), {})
 
     def workers(self) -> list[Worker] | None:
         """The stats of each worker, in the order of their first starts."""
@@ -207,20 +209,20 @@ class Workers:
         return found
 
     def _look(self) -> Overview:
-        """The ledger's overview, asked for now and then only."""
+        """The ledger's overview, at most `POLL_SECONDS` old."""
         now = time.monotonic()
-        if self._overview is None or now - self._looked_at >= SECONDS_BETWEEN_LOOKS:
+        if self._overview is None or now - self._looked_at >= POLL_SECONDS:
             try:
                 self._overview = self._ledger.overview()
             except Exception as error:
                 raise RunError(f"Ray failed: {named(error)}") from error
             self._looked_at = now
-            self._silence.look(now, self._overview, self.totals.rows_done)
+            self._stall_watch.look(now, self._overview, self.totals.rows_done)
         return self._overview
 
     def _show(self, view: RowsView) -> None:
         overview = self._look()
-        pools = [overview.pools[place] for place in sorted(overview.pools)]
+        pools = [overview.pools[worker] for worker in sorted(overview.pools)]
         snapshot = sum_snapshots(pools, overview.past) if pools else None
         view.update(snapshot, self.totals.rows_done, self.totals.rows_error, pools)
 
@@ -228,17 +230,17 @@ class Workers:
         failure = self._ledger.overview().failure
         if failure is not None:
             raise (UsageError if failure.is_usage else RunError)(failure.message)
-        error = self._taker.error
+        error = self._receiver.error
         if error is not None:
             raise RunError(f"Ray failed: {type(error).__name__}: {_last_line(error)}") from error
 
 
 def _last_line(error: Exception) -> str:
-    """What Ray says of a worker begins with a traceback and ends with the cause, in colours."""
+    """Ray's message about a worker is a traceback in colours that ends with the cause."""
     lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines()
     return lines[-1].strip() if lines else ""
 
 
 def _account(history: WorkerHistory) -> MemoryAccount:
-    """The account of all lives of a worker."""
-    return merge_sequential([pickle.loads(life.account) for life in history.lives if life.account is not None])
+    """The account of all incarnations of a worker."""
+    return merge_sequential([pickle.loads(each.account) for each in history.incarnations if each.account is not None])

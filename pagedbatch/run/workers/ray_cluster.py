@@ -1,4 +1,4 @@
-"""The Ray that workers run on: one of our own on this machine, or one that is there. Knows no rows and no engine."""
+"""The Ray cluster that workers run on: one started on this machine for the run, or a running one."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ import ray
 from ray.exceptions import AuthenticationError
 
 from pagedbatch.errors import UsageError
-from pagedbatch.run.workers.placement import Workplaces, place_workers
-from pagedbatch.run.workers.ray_temp_dir import scratch_folder
-from pagedbatch.run.workers.setup import Share
+from pagedbatch.run.workers.placement import Placement, place_workers
+from pagedbatch.run.workers.ray_temp_dir import ray_temp_dir
+from pagedbatch.run.workers.worker_engine import ResourceShare
 from pagedbatch.settings import RunSettings
 from pagedbatch.wording import first_line
 
-#: What is between the processes at a time is groups of rows and their answers: small things.
+#: Small: only groups of rows and their records pass between the processes.
 _OBJECT_STORE_BYTES = 256 << 20
 _SECONDS_TO_CONNECT = 10.0
 
 
 @contextmanager
-def open_cluster(settings: RunSettings) -> Iterator[Workplaces]:
-    """Starts a Ray for this run alone, or joins that at `--ray-address`; leaving ends it or leaves it.
+def open_cluster(settings: RunSettings) -> Iterator[Placement]:
+    """Starts Ray for this run alone and stops it at the end, or joins the cluster at `--ray-address`.
 
-    Ray prints its messages to stdout, where data goes: within this, what anybody prints there is dropped.
+    Ray prints its messages to stdout, where data goes: within this block, whatever is printed there is dropped.
 
     Raises:
         UsageError: there is no such cluster, or it is too small.
@@ -39,25 +39,25 @@ def open_cluster(settings: RunSettings) -> Iterator[Workplaces]:
     on_sigterm = signal.getsignal(signal.SIGTERM)
     address = settings.ray_address
     opened = _own_cluster(settings) if address is None else _running_cluster(settings, address)
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), opened as workplaces:
-        signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own in this place
-        yield workplaces
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), opened as placement:
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray has replaced it
+        yield placement
 
 
 @contextmanager
-def _own_cluster(settings: RunSettings) -> Iterator[Workplaces]:
+def _own_cluster(settings: RunSettings) -> Iterator[Placement]:
     num_workers = settings.workers or 1
     num_gpus = _gpus_here() if settings.device != "cpu" else 0
     if num_gpus and num_gpus < num_workers:
         raise UsageError(f"--workers {num_workers}: this machine has {num_gpus} GPUs, and each worker takes one")
     threads = int(os.environ.get("OMP_NUM_THREADS", 0)) or max(1, len(os.sched_getaffinity(0)) // num_workers)
-    # Without a word for this run alone, Ray would leave one in the home folder for all that come.
+    # Without a token for this run alone, Ray would leave one in the home folder for later runs.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    # Events of tasks, half a kilobyte a row: for a dashboard, and there is none.
+    # Task events take half a kilobyte per row, for a dashboard that is not started.
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
-    with scratch_folder() as folder:
+    with ray_temp_dir() as folder:
         try:
-            # CPUs are tokens here: there are some for what Ray runs beside the workers, so that nothing waits for them.
+            # These CPUs are only tokens: two more than workers, so that nothing that Ray runs beside them waits.
             _init_ray(
                 address="local",
                 num_cpus=num_workers + 2,
@@ -66,17 +66,17 @@ def _own_cluster(settings: RunSettings) -> Iterator[Workplaces]:
                 object_store_memory=_OBJECT_STORE_BYTES,
                 _temp_dir=str(folder),
             )
-            yield Workplaces(num_workers, num_workers, 1, int(num_gpus > 0), Share(threads, 1 / num_workers))
+            yield Placement(num_workers, num_workers, 1, int(num_gpus > 0), ResourceShare(threads, 1 / num_workers))
         finally:
             ray.shutdown()
 
 
 @contextmanager
-def _running_cluster(settings: RunSettings, address: str) -> Iterator[Workplaces]:
+def _running_cluster(settings: RunSettings, address: str) -> Iterator[Placement]:
     if address.startswith("ray://"):
         raise UsageError("--ray-address: the job must run on a machine of the cluster: give auto or HOST:PORT there")
     if address != "auto":
-        _check_answers(address)
+        _check_listening(address)
     try:
         _init_ray(address=address)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, AuthenticationError) as error:
@@ -91,8 +91,8 @@ def _running_cluster(settings: RunSettings, address: str) -> Iterator[Workplaces
         ray.shutdown()
 
 
-def _check_answers(address: str) -> None:
-    """Whether anything listens there; Ray itself would try for minutes, without a word."""
+def _check_listening(address: str) -> None:
+    """Refuses an address where nothing listens: Ray itself would try for minutes without a message."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), _SECONDS_TO_CONNECT).close()
@@ -101,7 +101,7 @@ def _check_answers(address: str) -> None:
 
 
 def _init_ray(**arguments: Any) -> None:
-    """`ray.init` without a word: its C++ says on stderr how loud it was told to be."""
+    """`ray.init` without its messages: its C++ code writes its log level to stderr."""
     sys.stderr.flush()
     saved = os.dup(2)
     try:

@@ -1,8 +1,8 @@
-"""The flow of a run through Ray Data: read -> map_batches over a pool of engines -> answers. Knows no journal.
+"""The flow of a run through Ray Data: read -> map_batches over a pool of engines -> finished groups.
 
-What flows is a table of one column, `group`: each of its rows is one packed group, so that no block is ever parted or
-joined inside one. Ray gives the groups of a worker that died to the one that takes its place, as often as needed;
-which row is to blame, and when to give it up, the `Ledger` and the `GroupRunner` know.
+What flows is a table of one column, `group`, in which each row is one packed group, so that Ray never splits a group.
+Ray gives the groups of a worker that died to its replacement, as often as needed; `Ledger` and `GroupRunner` decide
+which row is to blame, and when to give it up.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from ray.data.datasource import ReadTask
 
 from pagedbatch.errors import PagedBatchError, RunError, UsageError
 from pagedbatch.outputs import StepSnapshot
-from pagedbatch.run.pending_rows import Unfinished
-from pagedbatch.run.workers.groups import GroupAnswers, Sizes, groups, pack, unpack_answers, unpack_rows
-from pagedbatch.run.workers.ledger import MOST_STARTS, Failure, Ledger, Overview, WorkerHistory
-from pagedbatch.run.workers.placement import Workplaces
-from pagedbatch.run.workers.setup import EnginePlan, Share
+from pagedbatch.run.pending_rows import PendingRows
+from pagedbatch.run.workers.groups import FinishedGroup, GroupSizes, groups, pack, unpack_finished, unpack_rows
+from pagedbatch.run.workers.ledger import MAX_FAILED_STARTS, Failure, Ledger, Overview, WorkerHistory
+from pagedbatch.run.workers.placement import Placement
+from pagedbatch.run.workers.worker_engine import ResourceShare, WorkerPlan
 from pagedbatch.stats.memory import MemoryAccount
 from pagedbatch.wording import named
 
 _COLUMN = "group"
-#: Groups that lie ready for a worker beside those in it, so that it doesn't wait for the next one's way to it.
-_GROUPS_BESIDE = 2
-#: Seconds; a worker that can't start says so itself.
-_LONGEST_START = 7 * 24 * 3600
+#: Groups on their way to a worker beside those inside it, so that it does not wait for transfers.
+_GROUPS_IN_TRANSIT = 2
+#: A worker that can't start says so itself.
+_MAX_START_SECONDS = 7 * 24 * 3600
 
 
 class RemoteLedger:
-    """The job's hold on a `Ledger` on this machine. `handle` is what workers are given."""
+    """The job's access to a `Ledger` in a process on this machine. `handle` is for the workers."""
 
     def __init__(self) -> None:
-        # A group asks it several times: events of these calls would push those of tasks out of what a cluster keeps.
+        # Each group makes several calls: their events would push those of tasks out of what a cluster keeps.
         options = {"num_cpus": 0, "label_selector": _here(), "enable_task_events": False}
         self.handle: Any = ray.remote(**options)(Ledger).remote()
 
@@ -53,27 +53,27 @@ class RemoteLedger:
         return histories
 
 
-def answered_groups(
-    rows: Unfinished, sizes: Sizes, plan: EnginePlan, workplaces: Workplaces, ledger: RemoteLedger
-) -> Iterator[GroupAnswers]:
-    """Starts the workers and gives the answers of each group as it comes, in no order.
+def finished_groups(
+    rows: PendingRows, sizes: GroupSizes, plan: WorkerPlan, placement: Placement, ledger: RemoteLedger
+) -> Iterator[FinishedGroup]:
+    """Starts the workers and yields each group when it is finished, in no particular order.
 
     Raises:
         RayError: a worker ended the run, and the ledger may know why; or Ray failed.
     """
-    if not rows.num_unfinished:
+    if not rows.num_pending:
         return
     context = DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     context.execution_no_progress_timeout_s = -1  # a group takes as long as it takes
-    # Where all start at the same time, none takes what is the others' share of a short input.
-    context.wait_for_min_actors_s = _LONGEST_START if workplaces.num_awaited > 1 else -1
-    context.target_max_block_size = 1  # a block is one group, and goes on when it is there
-    with suppress(ImportError):  # from inside of Ray: one that has it elsewhere remembers what it likes
-        from pagedbatch.run.workers.ray_metadata_leak import ForgetBlocks
+    # All begin at the same time, so that none takes the others' share of a short input.
+    context.wait_for_min_actors_s = _MAX_START_SECONDS if placement.num_awaited > 1 else -1
+    context.target_max_block_size = 1  # a block is one group, and is passed on at once
+    with suppress(ImportError):  # imports a private module of Ray, which another version may lack
+        from pagedbatch.run.workers.ray_metadata_leak import ClearBlockStats
 
-        context.custom_execution_callback_classes = [ForgetBlocks]
+        context.custom_execution_callback_classes = [ClearBlockStats]
     dataset = ray.data.read_datasource(
         _Groups(rows, sizes.rows),
         override_num_blocks=1,
@@ -81,32 +81,32 @@ def answered_groups(
         label_selector=_here(),  # where the input is
     ).map_batches(
         Worker,
-        fn_constructor_args=(plan, workplaces.share, ledger.handle),
+        fn_constructor_args=(plan, placement.share, ledger.handle),
         batch_size=None,
         batch_format="pyarrow",
-        num_cpus=workplaces.num_cpus,
-        num_gpus=workplaces.num_gpus or None,
+        num_cpus=placement.num_cpus,
+        num_gpus=placement.num_gpus or None,
         compute=ray.data.ActorPoolStrategy(
-            size=workplaces.num_workers,
+            size=placement.num_workers,
             max_concurrent_calls_per_actor=sizes.groups_in_engine,
-            max_tasks_in_flight_per_actor=sizes.groups_in_engine + _GROUPS_BESIDE,
+            max_tasks_in_flight_per_actor=sizes.groups_in_engine + _GROUPS_IN_TRANSIT,
             enable_true_multi_threading=True,  # a call only waits for the engine, which has a thread of its own
         ),
     )
     for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
         for packed in batch[_COLUMN]:
-            yield unpack_answers(packed.as_py())
+            yield unpack_finished(packed.as_py())
 
 
 def _here() -> dict[str, str]:
-    """Chooses the machine of the job."""
+    """Selects the machine of the job."""
     return {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
 
 
 class _Groups(Datasource):  # type: ignore[misc]
-    """The unfinished rows of an input. One task reads them, in order, no further ahead than Ray Data has room for."""
+    """The pending rows of an input. One task reads them in order, no further ahead than Ray Data has room for."""
 
-    def __init__(self, rows: Unfinished, group_size: int) -> None:
+    def __init__(self, rows: PendingRows, group_size: int) -> None:
         super().__init__()
         self._rows = rows
         self._group_size = group_size
@@ -124,28 +124,28 @@ class _Groups(Datasource):  # type: ignore[misc]
 
 
 class Worker:
-    """An engine in a process of its own. Ray Data makes it, and calls it from several threads."""
+    """An engine in its own process. Ray Data makes it, and calls it from several threads."""
 
-    def __init__(self, plan: EnginePlan, share: Share, ledger: Any) -> None:
+    def __init__(self, plan: WorkerPlan, share: ResourceShare, ledger: Any) -> None:
         here = ray.get_runtime_context()
         self._name = here.get_actor_id()
         self._ledger = ledger
         starts = ray.get(ledger.enroll.remote(self._name, ray.util.get_node_ip_address()))
         try:
-            if starts > MOST_STARTS:
+            if starts > MAX_FAILED_STARTS:
                 raise RunError(f"a worker died {starts - 1} times without finishing a row")
             engine = plan.open(share)
-            self._runner = engine.serve(_Book(self._name, ledger))
+            self._runner = engine.serve(_RayLedgerClient(self._name, ledger))
             ray.get(ledger.ready.remote(self._name, engine.used()))
         except Exception as error:
             raise self._failed(error) from None
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         try:
-            answered = [self._runner.answer(unpack_rows(packed.as_py())) for packed in batch[_COLUMN]]
+            finished = [self._runner.run(unpack_rows(packed.as_py())) for packed in batch[_COLUMN]]
         except Exception as error:
             raise self._failed(error) from None
-        return _table([pack(GroupAnswers(self._name, answers)) for answers in answered])
+        return _table([pack(FinishedGroup(self._name, rows)) for rows in finished])
 
     def _failed(self, error: Exception) -> Exception:
         """Tells the ledger why the run ends: what comes through Ray is a traceback."""
@@ -154,8 +154,8 @@ class Worker:
         return RuntimeError(message)
 
 
-class _Book:
-    """A worker's side of the ledger. Reports are sent without waiting; they arrive before what is asked later."""
+class _RayLedgerClient:
+    """Calls the ledger from a worker. Reports are sent without waiting; they arrive before later calls."""
 
     def __init__(self, worker: str, ledger: Any) -> None:
         self._worker = worker

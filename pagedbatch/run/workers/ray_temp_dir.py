@@ -1,7 +1,7 @@
-"""The folder in which a Ray of our own keeps its logs and sockets; those that killed runs left go. Knows no Ray.
+"""The temporary folder for the logs and sockets of a Ray that a run starts.
 
-Whoever uses a folder holds its lock, which ends with the process, however it ends: a folder that can be locked is
-nobody's any more.
+Folders that killed runs left behind are removed. A run holds the lock of its folder, and the lock ends with the
+process: a folder that can be locked is no longer in use.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 from pagedbatch.errors import UsageError
 
 _PREFIX = "pagedbatch-ray-"
-#: The longest name that a socket may have is about twice this; Ray puts long ones behind ours.
-_MOST_PATH_CHARACTERS = 40
+#: A socket's path may be about twice as long; Ray appends long names to ours.
+_MAX_PATH_CHARACTERS = 40
 
 
 @contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """A new folder in the usual place for temporary files (`/tmp` where that has too long a name), gone afterwards.
+def ray_temp_dir() -> Iterator[Path]:
+    """A new folder in the usual place for temporary files (in `/tmp` if its path is too long), removed afterwards.
 
     Raises:
         UsageError: nothing can be written or locked there.
@@ -72,4 +72,4 @@ def _lock(folder: Path) -> int:
 
 def _short_parent() -> Path:
     usual = Path(tempfile.gettempdir())
-    return usual if len(str(usual)) <= _MOST_PATH_CHARACTERS - len(f"/{_PREFIX}12345678") else Path("/tmp")
+    return usual if len(str(usual)) <= _MAX_PATH_CHARACTERS - len(f"/{_PREFIX}12345678") else Path("/tmp")

@@ -16,7 +16,7 @@ from pagedbatch.input.reader import open_source
 from pagedbatch.model.hf_config import load_config
 from pagedbatch.model.loader import choose_device, choose_dtype
 from pagedbatch.model.model_config import num_parameters
-from pagedbatch.run.startup import TextSide, open_text_side
+from pagedbatch.run.setup import TokenizerSetup, set_up_tokenizer
 from pagedbatch.settings import merge
 from pagedbatch.tools.bench.dummy_model import dummy_prompts, make_dummy_model, readable_config
 from pagedbatch.tools.bench.processes import answer
@@ -51,7 +51,7 @@ def prepare(question: dict[str, Any]) -> dict[str, Any]:
         elif not has_tokenizer:
             _refuse_texts(rows)
     settings = {**flags, "input": str(rows), "model": model, "output": "-", "generation_config": "none"}
-    prompts = _token_ids(rows, open_text_side(merge(settings, {}), None), question["max_tokens"])
+    prompts = _token_ids(rows, set_up_tokenizer(merge(settings, {}), None), question["max_tokens"])
     (folder / "prompts.json").write_text(json.dumps(prompts), encoding="utf-8")
     return {
         "model": model,
@@ -69,12 +69,12 @@ def _refuse_texts(rows: Path) -> None:
         raise UsageError("--dummy-weights: no tokenizer beside the config: give prompt_token_ids, or no PROMPTS")
 
 
-def _token_ids(rows: Path, text: TextSide, max_tokens: int) -> list[list[int]]:
+def _token_ids(rows: Path, tokenizer_setup: TokenizerSetup, max_tokens: int) -> list[list[int]]:
     prompts = []
-    longest = text.defaults.max_model_len
+    longest = tokenizer_setup.defaults.max_model_len
     for row in open_source(str(rows)).rows():
         try:
-            prompt = text.prompts.request(row).prompt_token_ids
+            prompt = tokenizer_setup.prompts.request(row).prompt_token_ids
         except RowError as error:
             raise UsageError(str(error)) from None
         if len(prompt) + max_tokens > longest:

@@ -11,8 +11,8 @@ from typing import Any
 from pagedbatch.config import EngineConfig
 from pagedbatch.input.hub import go_offline_if_needed
 from pagedbatch.output.stats_file import describe_settings, versions
-from pagedbatch.run.open import open_input, open_job
-from pagedbatch.run.startup import engine_config
+from pagedbatch.run.open import open_input, prepare_job
+from pagedbatch.run.setup import engine_config
 from pagedbatch.sequence import Request
 from pagedbatch.settings import RunSettings
 from pagedbatch.stats.schema import Setting
@@ -98,15 +98,15 @@ def make_plan(
         _log.info("planned for one process: each worker would have a pool of its own, and its share of the rows")
     # A strict run is refused because of broken rows; its plan names them.
     settings = replace(settings, strict=False)
-    given = open_input(settings)
-    with closing(open_job(settings, given)) as opened:
-        sizes = estimate_sizes(settings, opened.text.defaults)
-        config = engine_config(settings, opened.text.defaults, sizes.num_blocks, sizes.num_swap_blocks)
-        rows = read_rows(opened, config, simulated_rows, show_progress)
+    job_input = open_input(settings)
+    with closing(prepare_job(settings, job_input)) as job:
+        sizes = estimate_sizes(settings, job.tokenizer_setup.defaults)
+        config = engine_config(settings, job.tokenizer_setup.defaults, sizes.num_blocks, sizes.num_swap_blocks)
+        rows = read_rows(job, config, simulated_rows, show_progress)
     described = describe_settings(
         settings,
-        opened.text.params,
-        opened.text.defaults.generation.values,
+        job.tokenizer_setup.params,
+        job.tokenizer_setup.defaults.generation.values,
         used={"num_blocks": sizes.num_blocks, "device": sizes.device, "dtype": sizes.dtype},
     )
     if not rows.first:

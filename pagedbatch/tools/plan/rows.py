@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.admission import refusal
-from pagedbatch.run.open import OpenedJob
+from pagedbatch.run.open import PreparedJob
 from pagedbatch.sequence import Request
 
 #: How many of the rows that can't run are named.
@@ -55,7 +55,7 @@ class PlannedRows:
 
 
 def read_rows(
-    opened: OpenedJob, config: EngineConfig, num_kept: int | None, show_progress: Callable[[str], None]
+    job: PreparedJob, config: EngineConfig, num_kept: int | None, show_progress: Callable[[str], None]
 ) -> PlannedRows:
     """Prepares every row, and keeps the length of each prompt and the first `num_kept` requests.
 
@@ -68,8 +68,8 @@ def read_rows(
     refused: list[str] = []
     first: list[Request] = []
     num_refused = num_truncated = num_sequences = output_tokens = 0
-    rows = opened.rows
-    all_prepared = opened.preparation.prepare(opened.source.rows(rows.stop, first=rows.start))
+    rows = job.input.rows
+    all_prepared = job.preparation.prepare(job.input.source.rows(rows.stop, first=rows.start))
     for done, prepared in enumerate(each for each in all_prepared if each is not None):
         if done % _ROWS_PER_LINE == 0:
             show_progress(f"reading rows: {done:,} of {len(rows):,}")

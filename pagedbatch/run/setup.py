@@ -1,4 +1,7 @@
-"""Brings up what a run needs of the model. The one place where the job meets the device half, which it imports late."""
+"""Sets up what a run needs of a model: tokenizer and defaults first, then weights, runner and engine.
+
+Only here does a run import the device half, and late: mistakes in the command show before torch is loaded.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +30,15 @@ _log = logging.getLogger(__name__)
 
 #: Logits of prompt tokens that a step may hold for prompt logprobs: 256 MiB in float32.
 _SCORED_LOGITS = 2**26
-#: Of the host memory that is free once weights and pool are there, what one row may take.
+#: Share of the host memory that is free once weights and pool are allocated that one row may take.
 _ROW_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class TextSide:
+class TokenizerSetup:
     """What turns rows into tokens and back: ready before the weights are loaded, so that mistakes show early.
 
-    `params` are those of a row that brings none of its own.
+    `params` are those of a row that sets none itself.
     """
 
     tokenizer: Any
@@ -45,7 +48,7 @@ class TextSide:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceSide:
+class EngineSetup:
     """The weights, the runner on top of them, and the engine on top of that."""
 
     loaded: LoadedModel
@@ -53,7 +56,7 @@ class DeviceSide:
     engine: Engine
 
     def used(self) -> dict[str, Any]:
-        """What settings that choose by themselves came to."""
+        """What the `auto` settings came to."""
         return {
             "attention": self.runner.backend_name,
             "forward": self.runner.forward_name,
@@ -63,11 +66,11 @@ class DeviceSide:
         }
 
 
-def open_text_side(settings: RunSettings, constraint: ConstraintSource | None) -> TextSide:
+def set_up_tokenizer(settings: RunSettings, constraint: ConstraintSource | None) -> TokenizerSetup:
     """Loads the tokenizer and the model's defaults.
 
     Args:
-        constraint: the one of the whole run.
+        constraint: that of the whole run; None if there is none.
 
     Raises:
         UsageError: no such model, or it can't do what is asked of it.
@@ -121,7 +124,7 @@ def open_text_side(settings: RunSettings, constraint: ConstraintSource | None) -
                 "--generation-config none"
             ) from None
         raise UsageError(f"{error} (for model {settings.model})") from None
-    return TextSide(tokenizer, defaults, prompts, params)
+    return TokenizerSetup(tokenizer, defaults, prompts, params)
 
 
 def _check_defaults(settings: RunSettings, defaults: ModelDefaults) -> None:
@@ -140,11 +143,11 @@ def _check_defaults(settings: RunSettings, defaults: ModelDefaults) -> None:
         ) from None
 
 
-def open_device_side(settings: RunSettings, text: TextSide, *, memory_share: float = 1.0) -> DeviceSide:
-    """Loads the weights, makes the pool and puts the engine on top.
+def set_up_engine(settings: RunSettings, tokenizer_setup: TokenizerSetup, *, memory_share: float = 1.0) -> EngineSetup:
+    """Loads the weights, allocates the KV pool and makes the engine.
 
     Args:
-        memory_share: how much of a CPU's free memory this engine may count on.
+        memory_share: fraction of a CPU's free memory that this engine may use.
 
     Raises:
         UsageError: the model or the pool does not fit what this machine or this engine can do.
@@ -159,7 +162,7 @@ def open_device_side(settings: RunSettings, text: TextSide, *, memory_share: flo
         device=settings.device,
         trust_remote_code=settings.trust_remote_code,
         ignore_adapter=settings.ignore_adapter,
-        defaults=text.defaults,
+        defaults=tokenizer_setup.defaults,
     )
     runner = ModelRunner.create(
         loaded,
@@ -175,9 +178,9 @@ def open_device_side(settings: RunSettings, text: TextSide, *, memory_share: flo
     )
     keep_activations()
     config = engine_config(
-        settings, text.defaults, runner.num_blocks, runner.num_swap_blocks, memory_share=memory_share
+        settings, tokenizer_setup.defaults, runner.num_blocks, runner.num_swap_blocks, memory_share=memory_share
     )
-    return DeviceSide(loaded, runner, Engine(config, runner, _detokenizer(text.tokenizer)))
+    return EngineSetup(loaded, runner, Engine(config, runner, _detokenizer(tokenizer_setup.tokenizer)))
 
 
 def engine_config(
@@ -188,10 +191,10 @@ def engine_config(
     *,
     memory_share: float = 1.0,
 ) -> EngineConfig:
-    """What a run's engine is told, with pools of so many blocks.
+    """The engine's config for pools of these sizes.
 
     Args:
-        memory_share: how much of the memory that is free now the engine may count on.
+        memory_share: fraction of the memory that is free now that the engine may use.
     """
     import torch
 
@@ -214,12 +217,12 @@ def engine_config(
     )
 
 
-def new_account(settings: RunSettings, device: DeviceSide) -> MemoryAccount:
-    """An empty account of an engine's pool."""
+def new_account(settings: RunSettings, engine_setup: EngineSetup) -> MemoryAccount:
+    """An empty memory account for an engine's pool."""
     return MemoryAccount(
-        num_blocks=device.runner.num_blocks,
+        num_blocks=engine_setup.runner.num_blocks,
         block_size=settings.block_size,
-        block_bytes=device.runner.block_bytes,
+        block_bytes=engine_setup.runner.block_bytes,
         max_num_seqs=settings.max_num_seqs,
     )
 

@@ -1,4 +1,4 @@
-"""Answers rows with one engine, in this process. Knows no files and no terminal."""
+"""Runs the rows on one engine in this process."""
 
 from __future__ import annotations
 
@@ -7,35 +7,37 @@ from typing import Any
 
 from pagedbatch.input.prefetch import ReadAhead
 from pagedbatch.input.preparation.preparation import Preparation
-from pagedbatch.output.finished_row import Answer, AnswerWriter
+from pagedbatch.output.finished_row import FinishedRow, FinishedRowWriter
 from pagedbatch.output.totals import Totals
 from pagedbatch.run.interrupts import Interrupts
 from pagedbatch.run.loop import RowLoop, RowsView
-from pagedbatch.run.pending_rows import Unfinished
-from pagedbatch.run.startup import DeviceSide, new_account
+from pagedbatch.run.pending_rows import PendingRows
+from pagedbatch.run.setup import EngineSetup, new_account
 from pagedbatch.settings import RunSettings
 from pagedbatch.stats.memory import MemoryAccount
 from pagedbatch.stats.schema import Worker
 
-#: Rows inside the engine at a time, in units of `max_num_seqs`: enough that it never waits for the next one.
+#: Maximum rows inside the engine, in units of `max_num_seqs`: enough that it never waits for the next one.
 WINDOW = 2
 
 
-class OneProcess:
-    """One engine, and a thread that makes rows ready ahead of its steps."""
+class LocalEngine:
+    """One engine, and a thread that prepares rows ahead of its steps."""
 
     def __init__(
-        self, settings: RunSettings, preparation: Preparation, answers: AnswerWriter, device: DeviceSide
+        self, settings: RunSettings, preparation: Preparation, writer: FinishedRowWriter, engine_setup: EngineSetup
     ) -> None:
         self.totals = Totals()
         self._window = WINDOW * settings.max_num_seqs
         self._preparation = preparation
-        self._answers = answers
-        self._device = device
-        self._account = new_account(settings, device)
+        self._writer = writer
+        self._setup = engine_setup
+        self._account = new_account(settings, engine_setup)
 
-    def run(self, rows: Unfinished, deliver: Callable[[Answer], None], view: RowsView, interrupts: Interrupts) -> None:
-        """Until every row is delivered, or an interrupt is requested.
+    def run(
+        self, rows: PendingRows, deliver: Callable[[FinishedRow], None], view: RowsView, interrupts: Interrupts
+    ) -> None:
+        """Runs until every row is delivered, or an interrupt is requested.
 
         Raises:
             RunError: the input, the engine or `deliver` failed; what had finished is delivered.
@@ -48,8 +50,8 @@ class OneProcess:
         ) as ready:
             loop = RowLoop(
                 rows=iter(ready),
-                engine=self._device.engine,
-                answers=self._answers,
+                engine=self._setup.engine,
+                writer=self._writer,
                 deliver=deliver,
                 account=self._account,
                 view=view,
@@ -64,12 +66,12 @@ class OneProcess:
 
     def account(self) -> MemoryAccount:
         """The account up to now."""
-        self._account.close(self._device.engine.pool_counts())
+        self._account.close(self._setup.engine.pool_counts())
         return self._account
 
     def used(self) -> dict[str, Any]:
-        """What settings that choose by themselves came to."""
-        return self._device.used()
+        """What the `auto` settings came to."""
+        return self._setup.used()
 
     def workers(self) -> list[Worker] | None:
         """The stats of each worker: there are none."""
