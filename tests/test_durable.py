@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +67,10 @@ def test_a_call_that_fails_leaves_the_old_file_and_nothing_else(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     num_open = len(os.listdir("/proc/self/fd"))
-    with monkeypatch.context() as patch, pytest.raises(RunError) as refused:
+    with monkeypatch.context() as patch:
         patch.setattr(os, call, fail)
-        write_atomically(target, [NEW])
+        with pytest.raises(RunError) as refused:
+            write_atomically(target, [NEW])
     assert str(refused.value) == f"can't write {target}: No space left on device"
     assert target.read_bytes() == OLD
     assert os.listdir(target.parent) == [target.name]
@@ -77,9 +78,13 @@ def test_a_call_that_fails_leaves_the_old_file_and_nothing_else(
 
 
 def test_an_error_of_the_writer_leaves_the_old_file_and_stays_what_it_is(target: Path) -> None:
-    with pytest.raises(ValueError, match="mine"), replacing(target) as file:
-        file.write(NEW)
+
+    def chunks() -> Iterator[bytes]:
+        yield NEW
         raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        write_atomically(target, chunks())
     assert target.read_bytes() == OLD
     assert os.listdir(target.parent) == [target.name]
 
@@ -139,7 +144,7 @@ def test_a_file_that_went_before_it_was_locked_is_opened_again(
 
 
 def test_what_can_not_be_opened_or_locked_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="can't write .*: Is a directory"):
+    with pytest.raises(UsageError, match=r"can't write .*: Is a directory"):
         open_locked(tmp_path)
 
     def fail(*_: Any) -> None:

@@ -320,7 +320,7 @@ def test_a_bug_that_one_row_brings_out_stays_with_it(job: Job, monkeypatch: pyte
     records = [json.loads(line) for line in job.output.read_bytes().splitlines()]
     assert {record["id"]: record["error"] for record in records if record["error"]} == {
         "r2": "line 3: can't be read: OverflowError: bad luck",
-        "r3": "line 4: its answer can't be written: OverflowError: no text",
+        "r3": "line 4: its record can't be written: OverflowError: no text",
         "r5": "line 6: the prompt is empty: it has no token to start from",
         "r6": "line 7: the logits are not numbers",
     }

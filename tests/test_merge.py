@@ -244,8 +244,8 @@ def test_an_unfinished_part_says_how_to_finish_it(tmp_path: Path, rand_model_pat
         (lambda lines: lines[:-1], "1of2.jsonl ends after 4 of its 5 rows"),
         (lambda lines: [*lines[:-1], lines[-1][:-1]], "1of2.jsonl, line 5: cut or damaged: no record"),
         (lambda lines: [*lines[:2], lines[2][:9] + b"\n", *lines[3:]], "1of2.jsonl, line 3: cut or damaged: no record"),
-        (lambda lines: [lines[1], lines[0], *lines[2:]], "1of2.jsonl, line 1: row 6 stands where row 5 should stand"),
-        (lambda lines: [*lines, lines[-1]], "1of2.jsonl, line 6: row 9 stands where nothing should follow"),
+        (lambda lines: [lines[1], lines[0], *lines[2:]], "1of2.jsonl, line 1: found row 6, expected row 5"),
+        (lambda lines: [*lines, lines[-1]], "1of2.jsonl, line 6: found row 9, expected no more rows"),
         (
             lambda lines: [line.replace(b'"status": "error"', b'"status": "ok"') for line in lines],
             "1of2.jsonl holds 0 error rows, its stats speak of 1",

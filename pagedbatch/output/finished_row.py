@@ -41,7 +41,7 @@ class FinishedRowWriter:
         try:
             encoded = self._encode(context, self._records.ok_record(context.id, output, request))
         except Exception as error:  # one record that can't be written must not cost the others theirs
-            return self.fail(context, f"{context.place}: its answer can't be written: {named(error)}")
+            return self.fail(context, f"{context.place}: its record can't be written: {named(error)}")
         return FinishedRow(context.index, encoded, True, output.num_prompt_tokens, output.num_output_tokens)
 
     def fail(self, context: RowContext, message: str) -> FinishedRow:

@@ -87,17 +87,17 @@ def _records(shard: ShardOutput, to_parquet: bool) -> Iterator[bytes]:
     Raises:
         RunError: they are not those that its stats speak of.
     """
-    expected = iter(shard.rows)
+    rows = iter(shard.rows)
     num_error = number = 0
     try:
         with shard.path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 place = f"{shard.name}, line {number}"
                 found = _row_of(line, place, to_parquet)
-                row = next(expected, None)
+                row = next(rows, None)
                 if row != found.row:
-                    should = "nothing should follow" if row is None else f"row {row} should stand"
-                    raise RunError(f"{place}: row {found.row} stands where {should}")
+                    expected = "no more rows" if row is None else f"row {row}"
+                    raise RunError(f"{place}: found row {found.row}, expected {expected}")
                 num_error += not found.ok
                 yield line[:-1]
     except OSError as error:
