@@ -22,7 +22,7 @@ from pagedbatch.run.job import run_job
 from pagedbatch.settings import merge
 
 MANIFEST = Manifest(Content("in", 3, ("f00",)), ModelIdentity("M", "abc"), {"seed": 0}, {"pagedbatch": "1"})
-STORED = MANIFEST.stored()
+STORED = MANIFEST.stored().to_json()
 #: Journals that say nothing of their start are resumed: earlier versions left them.
 NEEDED = [key for key in STORED if key != "started"]
 NO_JOURNAL = "is not a journal that this version can resume: pass --restart to start over, or choose another --output"

@@ -26,12 +26,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pagedbatch.errors import RunError, UsageError
 from pagedbatch.output.durable import open_locked, sync_folder, write_at
 from pagedbatch.output.journal_entry import FINISHED_ROW, MANIFEST_ROW, Entry, seal, unseal
-from pagedbatch.output.manifest import BEGINNING, Manifest, read_manifest
+from pagedbatch.output.manifest import BEGINNING, Manifest, StoredManifest, read_manifest
 from pagedbatch.output.paths import finished_name
 from pagedbatch.wording import plural
 
@@ -296,9 +296,9 @@ class Journal:
             return
         if differences:
             raise UsageError(f"{self._path} is of another run ({'; '.join(differences)}): {_ADVICE}")
-        self.stored_versions = stored["versions"]
+        self.stored_versions = stored.versions
         os.ftruncate(self._descriptor, self._end)
-        if stored["input"] != manifest.input.stored() or stored.get("started") != manifest.started:
+        if stored.input != manifest.stored().input or stored.started != manifest.started:
             self._write(manifest.encode())
         os.fsync(self._descriptor)
         if retry_errors:
@@ -322,10 +322,8 @@ class Journal:
             "--restart starts over"
         )
 
-    def _read_manifest(self, entry: Entry | None) -> dict[str, Any]:
-        stored = None
-        if entry is not None and entry.row == MANIFEST_ROW:
-            stored = read_manifest(entry.record)
+    def _read_manifest(self, entry: Entry | None) -> StoredManifest:
+        stored = read_manifest(entry)
         if stored is None:
             raise UsageError(f"{self._path} is not a journal that this version can resume: {_ADVICE}")
         return stored

@@ -4,26 +4,53 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pagedbatch.fingerprint import Content
-from pagedbatch.output.journal_entry import MANIFEST_ROW, seal, unseal
+from pagedbatch.output.journal_entry import MANIFEST_ROW, Entry, seal, unseal
 from pagedbatch.output.paths import finished_name
+from pagedbatch.stats.record import Number, Record, key
 from pagedbatch.wording import short
 
 FORMAT = 2
 BEGINNING = b'{"pagedbatch_journal": '
 
 
-@dataclass(frozen=True, slots=True)
-class ModelIdentity:
-    """The model's name and a hash of its files. Only the hash counts."""
+Count = Annotated[int, Number()]
 
-    name: str
-    fingerprint: str
+
+@dataclass(frozen=True, slots=True)
+class ModelIdentity(Record):
+    """A model. Only the fingerprint counts."""
+
+    name: str = key("as it was given")
+    fingerprint: str = key("hash of its files")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredInput(Record):
+    """An input as `Content.stored` describes it."""
+
+    name: str = key("as it was given")
+    size: Count = key("bytes, or rows")
+    chunk_bytes: Count = key("size of a chunk")
+    chunks: list[str] = key("hash of each chunk")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredManifest(Record):
+    """A manifest as it is in the journal."""
+
+    pagedbatch_journal: Count = key("version of the journal's format")
+    input: StoredInput = key("content of the input")
+    model: ModelIdentity = key("the model")
+    settings: dict[str, Any] = key("every setting that results depend on")
+    versions: dict[str, str] = key("versions of the packages")
+    started: str | None = key("when the run first started", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +67,18 @@ class Manifest:
     versions: Mapping[str, str]
     started: str | None = None
 
-    def stored(self) -> dict[str, Any]:
-        return {
-            "pagedbatch_journal": FORMAT,
-            "input": self.input.stored(),
-            "model": {"name": self.model.name, "fingerprint": self.model.fingerprint},
-            "settings": json.loads(json.dumps(dict(self.settings))),
-            "versions": dict(self.versions),
-            "started": self.started,
-        }
+    def stored(self) -> StoredManifest:
+        settings = json.loads(json.dumps(dict(self.settings)))
+        content = StoredInput(**self.input.stored())
+        return StoredManifest(FORMAT, content, self.model, settings, dict(self.versions), self.started)
 
     def encode(self) -> bytes:
-        return seal(json.dumps(self.stored(), ensure_ascii=False).encode(), row=MANIFEST_ROW, ok=True)
+        return seal(json.dumps(self.stored().to_json(), ensure_ascii=False).encode(), row=MANIFEST_ROW, ok=True)
 
-    def differences(self, stored: Mapping[str, Any]) -> list[str]:
+    def differences(self, stored: StoredManifest) -> list[str]:
         """What differs from a stored manifest, in words; rows added to the input don't count."""
-        model = ModelIdentity(stored["model"]["name"], stored["model"]["fingerprint"])
-        found = run_differences((model, self.model), (stored["settings"], self.stored()["settings"]), "was {}, now {}")
-        change = self.input.change_since(stored["input"])
+        found = run_differences((stored.model, self.model), (stored.settings, self.stored().settings), "was {}, now {}")
+        change = self.input.change_since(stored.input.to_json())
         return found if change is None else [change, *found]
 
 
@@ -76,41 +97,15 @@ def run_differences(
     return found
 
 
-def read_manifest(record: bytes) -> dict[str, Any] | None:
-    """The stored form of a manifest from its JSON; None if it is anything else."""
+def read_manifest(entry: Entry | None) -> StoredManifest | None:
+    """The manifest in a journal entry; None if the entry is anything else."""
+    if entry is None or entry.row != MANIFEST_ROW:
+        return None
     try:
-        stored = json.loads(record)
+        stored = StoredManifest.from_json(json.loads(entry.record))
     except (ValueError, RecursionError):
         return None
-    if not _fits(stored, _STORED) or stored["pagedbatch_journal"] != FORMAT:
-        return None
-    return stored if isinstance(stored.get("started"), str | None) else None  # older ones have no start
-
-
-def _fits(value: Any, shape: Any) -> bool:
-    """Whether a JSON value has the shape: a type, the keys of an object, or what all items of a list or object are."""
-    if isinstance(shape, dict):
-        return isinstance(value, dict) and all(name in value and _fits(value[name], shape[name]) for name in shape)
-    if isinstance(shape, _AllItems):
-        items = value.values() if isinstance(value, dict) else value
-        return isinstance(value, shape.container) and all(_fits(item, shape.item) for item in items)
-    return isinstance(value, shape) and (shape is not int or (not isinstance(value, bool) and value >= 0))
-
-
-@dataclass(frozen=True, slots=True)
-class _AllItems:
-    container: type
-    item: type
-
-
-#: What is read of a stored manifest; an integer is never below 0.
-_STORED: dict[str, Any] = {
-    "pagedbatch_journal": int,
-    "input": {"name": str, "size": int, "chunk_bytes": int, "chunks": _AllItems(list, str)},
-    "model": {"name": str, "fingerprint": str},
-    "settings": dict,
-    "versions": _AllItems(dict, str),
-}
+    return stored if stored.pagedbatch_journal == FORMAT else None
 
 
 def first_start(journal: Path | None, manifest: Manifest) -> str:
@@ -123,16 +118,13 @@ def first_start(journal: Path | None, manifest: Manifest) -> str:
 
 def _stored_start(journal: Path, manifest: Manifest) -> str | None:
     path = journal if journal.exists() else finished_name(journal)
-    try:
-        with path.open("rb") as file:
-            for line in file:  # the first line, or a later one where an old version began the journal without a start
-                entry = unseal(line)
-                if entry is None:
-                    return None
-                stored = json.loads(entry.record) if entry.row == MANIFEST_ROW else {}
-                if isinstance(stored.get("started"), str):
-                    is_same = not manifest.differences(stored)
-                    return datetime.fromisoformat(stored["started"]).isoformat() if is_same else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # opening it will say what is wrong with it
-        pass
+    with suppress(OSError, ValueError), path.open("rb") as file:  # opening the journal will say what is wrong with it
+        for line in file:  # the first line, or a later one where an old version began the journal without a start
+            entry = unseal(line)
+            if entry is None:
+                return None
+            stored = read_manifest(entry)
+            if stored is not None and stored.started is not None:
+                is_same = not manifest.differences(stored)
+                return datetime.fromisoformat(stored.started).isoformat() if is_same else None
     return None

@@ -90,11 +90,11 @@ def _how_to_finish(name: str, journal: Path) -> str:
     entry = None
     with suppress(OSError), journal.open("rb") as file:
         entry = unseal(file.readline(_MAX_MANIFEST_BYTES))
-    stored = None if entry is None else read_manifest(entry.record)
+    stored = read_manifest(entry)
     if stored is None:
         return f"{journal} is left: run its command again"
-    words = [stored["input"]["name"], "--model", stored["model"]["name"]]
-    shard = stored["settings"].get("shard")
+    words = [stored.input.name, "--model", stored.model.name]
+    shard = stored.settings.get("shard")
     if isinstance(shard, str):
         words += ["--shard", shard]
     command = shlex.join(["pagedbatch", "run", *words, "--output", name])
@@ -174,7 +174,7 @@ def _gap(missing: range, outputs: Sequence[ShardOutput]) -> str:
 def describe_shard(manifest: Manifest, rows: range, num_rows: int, other_settings: Mapping[str, Any]) -> ShardInfo:
     """The section `shard` of the stats: which rows these are, and what the results depend on apart from the shard."""
     content = manifest.input
-    settings = {name: value for name, value in manifest.stored()["settings"].items() if name not in ("shard", "rows")}
+    settings = {name: value for name, value in manifest.stored().settings.items() if name not in ("shard", "rows")}
     return ShardInfo(
         shard=manifest.settings["shard"],
         first_row=rows.start,
