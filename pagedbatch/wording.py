@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-_MAX_CHARACTERS = 60
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def short(value: Any) -> str:
-    """A value, cut when it is long."""
+    """A value as Python writes it, cut when it is long."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # more digits than Python prints; lists in lists without end
         return f"a value of type {type(value).__name__} that is too large to show"
-    return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 3]}..."
+    return cut(text)
+
+
+def cut(text: str, max_characters: int = 60) -> str:
+    """A text, or its beginning with three dots."""
+    return text if len(text) <= max_characters else f"{text[: max_characters - 3]}..."
 
 
 def named(error: BaseException) -> str:

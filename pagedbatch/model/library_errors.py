@@ -17,8 +17,9 @@ from safetensors import SafetensorError
 from transformers.utils import logging as hf_logging
 
 from pagedbatch.errors import PagedBatchError, UsageError
+from pagedbatch.wording import cut
 
-_MOST_CHARACTERS = 400
+_MAX_CHARACTERS = 400
 #: Errors whose message is a sentence. Others ("'NoneType' object is not iterable") need their type beside it.
 _SPEAKING = (OSError, ValueError, ImportError, RuntimeError, SafetensorError)
 #: What Rust code raises when it gives up; it is no `Exception`.
@@ -46,9 +47,7 @@ def reason(error: BaseException) -> str:
     """What an error says, on one line."""
     if type(error).__name__.startswith("StrictDataclass") and error.__cause__ is not None:
         return " ".join(str(error.__cause__).split())  # it names the field; around it stand names of classes
-    text = " ".join(str(error).split())
-    if len(text) > _MOST_CHARACTERS:
-        text = f"{text[: _MOST_CHARACTERS - 3]}..."
+    text = cut(" ".join(str(error).split()), _MAX_CHARACTERS)
     if isinstance(error, MemoryError):
         return "not enough memory"
     if not text:

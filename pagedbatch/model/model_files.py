@@ -12,11 +12,11 @@ from typing import Any
 
 from pagedbatch.errors import UsageError
 from pagedbatch.model.library_errors import one_line_errors, quiet
+from pagedbatch.wording import cut
 
 CONFIG = "config.json"
 _LFS_POINTER = b"version https://git-lfs"
 _GGUF_MAGIC = b"GGUF"
-_MOST_CHARACTERS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,4 +176,4 @@ def shown(value: Any) -> str:
         text = json.dumps(value)
     except (TypeError, ValueError, RecursionError):
         text = ascii(value)
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
+    return cut(text)
