@@ -155,3 +155,14 @@ def test_what_can_not_be_opened_or_locked_says_why(tmp_path: Path, monkeypatch: 
     with pytest.raises(UsageError, match="journal can't be locked: No locks available"):
         open_locked(tmp_path / "journal")
     assert len(os.listdir("/proc/self/fd")) == num_open
+
+
+def test_files_are_made_with_the_usual_rights(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        write_atomically(tmp_path / "out", [NEW])
+        os.close(open_locked(tmp_path / "journal"))
+        modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    finally:
+        os.umask(before)
+    assert modes == {"out": 0o666, "journal": 0o666}

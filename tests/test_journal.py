@@ -11,45 +11,21 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from journal_files import MANIFEST, fill, finished_rows, record
 
 from pagedbatch.errors import RunError, UsageError
 from pagedbatch.fingerprint import Content, file_content
 from pagedbatch.output.durable import write_atomically
 from pagedbatch.output.journal import Journal
 from pagedbatch.output.journal_entry import seal, unseal
-from pagedbatch.output.manifest import Manifest, ModelIdentity
+from pagedbatch.output.manifest import ModelIdentity
 from pagedbatch.output.paths import finished_name, output_paths
-
-MANIFEST = Manifest(
-    input=Content("in.jsonl", 3, ("f00",)),
-    model=ModelIdentity("M", "abc"),
-    settings={"temperature": 0.5, "stop": ("a",), "dtype": "auto"},
-    versions={"pagedbatch": "1"},
-)
-
-
-def _record(row: int) -> bytes:
-    return json.dumps({"id": f"é\n{row}", "text": ', "journal": {"row": 9}}'}).encode()
 
 
 def _open(output: str) -> Journal:
     paths = output_paths(output, "-")
     assert paths is not None
     return Journal.open(paths.journal, MANIFEST, num_rows=1)
-
-
-def _fill(path: Path, rows: list[int], num_rows: int = 5) -> bytes:
-    with Journal.open(path, MANIFEST, num_rows=num_rows) as journal:
-        for row in rows:
-            journal.append(row, _record(row), ok=row % 2 == 0)
-    return path.read_bytes()
-
-
-def _rows(journal: Journal, num_rows: int = 5) -> list[bytes]:
-    """The finished rows' records, each checked to be the one that was written."""
-    records = list(journal.records())
-    assert records == [_record(row) for row in range(num_rows) if row in journal]
-    return records
 
 
 @pytest.fixture
@@ -60,21 +36,21 @@ def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_records_come_back_in_input_order(tmp_path: Path) -> None:
     path = tmp_path / "j"
-    _fill(path, [3, 0])
+    fill(path, [3, 0])
     with Journal.open(path, MANIFEST, num_rows=5) as journal:
         assert [row in journal for row in range(5)] == [True, False, False, True, False]
         assert (journal.num_resumed, journal.num_ok, journal.num_error) == (2, 1, 1)
-        journal.append(1, _record(1), ok=False)
-        journal.append(2, _record(2), ok=True)
-        assert list(journal.records()) == [_record(row) for row in (0, 1, 2, 3)]
+        journal.append(1, record(1), ok=False)
+        journal.append(2, record(2), ok=True)
+        assert list(journal.records()) == [record(row) for row in (0, 1, 2, 3)]
         assert (journal.num_resumed, journal.num_ok, journal.num_error) == (2, 2, 2)
 
 
 def test_each_line_is_json_as_it_stands(tmp_path: Path) -> None:
-    lines = _fill(tmp_path / "j", [0, 1]).splitlines()
+    lines = fill(tmp_path / "j", [0, 1]).splitlines()
     manifest, first, second = map(json.loads, lines)
     assert manifest["model"] == {"name": "M", "fingerprint": "abc"}
-    assert {**json.loads(_record(0)), "journal": first["journal"]} == first
+    assert {**json.loads(record(0)), "journal": first["journal"]} == first
     assert (second["journal"]["row"], second["journal"]["ok"]) == (1, False)
 
 
@@ -82,7 +58,7 @@ def test_each_line_is_json_as_it_stands(tmp_path: Path) -> None:
 def test_cut_anywhere_the_whole_lines_count(tmp_path: Path) -> None:
     path = tmp_path / "j"
     rows = [4, 0, 2]
-    data = _fill(path, rows)
+    data = fill(path, rows)
     ends = [i + 1 for i, byte in enumerate(data) if byte == ord("\n")]
     for length in range(len(data) + 1):
         path.write_bytes(data[:length])
@@ -91,8 +67,8 @@ def test_cut_anywhere_the_whole_lines_count(tmp_path: Path) -> None:
             assert [row for row in rows if row in journal] == rows[:whole]
             for row in range(5):
                 if row not in journal:
-                    journal.append(row, _record(row), ok=True)
-            assert len(_rows(journal)) == 5
+                    journal.append(row, record(row), ok=True)
+            assert len(finished_rows(journal)) == 5
 
 
 @pytest.mark.usefixtures("unsynced")
@@ -100,7 +76,7 @@ def test_cut_anywhere_the_whole_lines_count(tmp_path: Path) -> None:
 def test_a_changed_byte_is_refused_in_the_middle_and_redone_at_the_end(tmp_path: Path, flip: int) -> None:
     path = tmp_path / "j"
     rows = [4, 0, 2]
-    data = _fill(path, rows)
+    data = fill(path, rows)
     ends = [i + 1 for i, byte in enumerate(data) if byte == ord("\n")]
     for at in range(len(data)):
         damaged = bytearray(data)
@@ -116,8 +92,8 @@ def test_a_changed_byte_is_refused_in_the_middle_and_redone_at_the_end(tmp_path:
                 assert [row for row in rows if row in journal] == rows[: line - 1]
                 for row in range(5):
                     if row not in journal:
-                        journal.append(row, _record(row), ok=True)
-                assert len(_rows(journal)) == 5
+                        journal.append(row, record(row), ok=True)
+                assert len(finished_rows(journal)) == 5
         else:
             with pytest.raises(UsageError, match=rf"is damaged at byte {ends[line - 1]}, with whole records behind"):
                 Journal.open(path, MANIFEST, num_rows=5)
@@ -138,7 +114,7 @@ def test_sealing_and_unsealing(record: dict[str, object], row: int, ok: bool) ->
 
 def test_other_settings_input_or_model_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "j"
-    before = _fill(path, [1])
+    before = fill(path, [1])
     settings = {"temperature": 0.7, "stop": ["a"], "dtype": "auto", "n": 2}
     other = replace(MANIFEST, model=ModelIdentity("N", "def"), settings=settings)
     with pytest.raises(UsageError) as refused:
@@ -156,7 +132,7 @@ def test_other_settings_input_or_model_are_refused_by_name(tmp_path: Path) -> No
 
 
 def test_names_of_input_and_model_do_not_count(tmp_path: Path) -> None:
-    _fill(tmp_path / "j", [1])
+    fill(tmp_path / "j", [1])
     moved = replace(MANIFEST, input=replace(MANIFEST.input, name="../in.jsonl"), model=ModelIdentity("./M", "abc"))
     with Journal.open(tmp_path / "j", moved, num_rows=5) as journal:
         assert journal.num_resumed == 1
@@ -172,8 +148,8 @@ def test_an_input_that_grew_is_taken_and_noted(tmp_path: Path) -> None:
             resumed = journal.num_resumed
             for row in range(num_rows):
                 if row not in journal:
-                    journal.append(row, _record(row), ok=True)
-            _rows(journal, num_rows)
+                    journal.append(row, record(row), ok=True)
+            finished_rows(journal, num_rows)
         return resumed
 
     assert resume("a\nb\n", 2) == 0
@@ -190,18 +166,18 @@ def test_an_input_that_grew_is_taken_and_noted(tmp_path: Path) -> None:
 
 def test_error_rows_can_be_run_again(tmp_path: Path) -> None:
     path = tmp_path / "j"
-    _fill(path, [0, 1, 3])
+    fill(path, [0, 1, 3])
     with Journal.open(path, MANIFEST, num_rows=5, retry_errors=True) as journal:
         assert (journal.num_resumed, journal.num_retried, journal.num_error) == (1, 2, 0)
-        journal.append(1, _record(1), ok=True)
+        journal.append(1, record(1), ok=True)
     with Journal.open(path, MANIFEST, num_rows=5) as journal:
         assert (journal.num_ok, journal.num_error) == (2, 1)
-        assert len(_rows(journal)) == 3
+        assert len(finished_rows(journal)) == 3
 
 
 def test_a_kept_journal_gives_way_to_another_run_only_when_its_output_was_written(tmp_path: Path) -> None:
     path = tmp_path / "j"
-    _fill(path, [0, 1, 2, 3, 4])
+    fill(path, [0, 1, 2, 3, 4])
     other = replace(MANIFEST, settings={})
     with pytest.raises(UsageError, match="is of another run"):
         Journal.open(path, other, num_rows=5)
@@ -212,7 +188,7 @@ def test_a_kept_journal_gives_way_to_another_run_only_when_its_output_was_writte
     marked = finished_name(path).read_bytes()
     with Journal.open(path, MANIFEST, num_rows=5, retry_errors=True) as journal:
         assert journal.num_finished == 3
-        journal.append(1, _record(1), ok=False)
+        journal.append(1, record(1), ok=False)
     with pytest.raises(UsageError, match="is of another run"):  # the retry has not ended
         Journal.open(path, other, num_rows=5)
     path.unlink()
@@ -223,7 +199,7 @@ def test_a_kept_journal_gives_way_to_another_run_only_when_its_output_was_writte
 
 def test_other_versions_resume(tmp_path: Path) -> None:
     path = tmp_path / "j"
-    _fill(path, [1])
+    fill(path, [1])
     with Journal.open(path, replace(MANIFEST, versions={"pagedbatch": "2"}), num_rows=5) as journal:
         assert journal.num_resumed == 1
         assert journal.stored_versions == {"pagedbatch": "1"}
@@ -231,9 +207,9 @@ def test_other_versions_resume(tmp_path: Path) -> None:
 
 def test_rows_past_a_smaller_limit_wait(tmp_path: Path) -> None:
     path = tmp_path / "j"
-    _fill(path, [4, 1])
+    fill(path, [4, 1])
     with Journal.open(path, MANIFEST, num_rows=2) as journal:
-        assert _rows(journal, 2) == [_record(1)]
+        assert finished_rows(journal, 2) == [record(1)]
         assert journal.num_finished == 1
     with Journal.open(path, MANIFEST, num_rows=5) as journal:
         assert journal.num_finished == 2
@@ -242,7 +218,7 @@ def test_rows_past_a_smaller_limit_wait(tmp_path: Path) -> None:
 def test_two_runs_cannot_share_a_journal(tmp_path: Path) -> None:
     path = tmp_path / "j"
     with Journal.open(path, MANIFEST, num_rows=5) as journal:
-        journal.append(0, _record(0), ok=True)
+        journal.append(0, record(0), ok=True)
         code = "import fcntl, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB)"
         assert b"BlockingIOError" in subprocess.run([sys.executable, "-c", code, path], capture_output=True).stderr
         with pytest.raises(UsageError, match="another run writes the same output"):
@@ -254,7 +230,7 @@ def test_an_empty_new_journal_leaves_nothing_behind(tmp_path: Path) -> None:
     path = tmp_path / "j"
     Journal.open(path, MANIFEST, num_rows=5).close()
     assert not path.exists()
-    _fill(path, [0])
+    fill(path, [0])
     Journal.open(path, MANIFEST, num_rows=5).close()
     assert path.exists()
 

@@ -60,7 +60,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         sync_folder(path.parent)
     except BaseException as error:
         with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            temporary.unlink()
         if isinstance(error, OSError):
             raise RunError(f"can't write {path}: {error.strerror or error}") from error
         raise

@@ -188,7 +188,7 @@ class Journal:
         """Unlocks and closes. A new journal without a finished row is removed, any other is kept."""
         if self._path is not None and self._is_new and not self.num_finished and self._descriptor >= 0:
             with suppress(OSError):
-                self._path.unlink(missing_ok=True)
+                self._path.unlink()
         self._release()
 
     def mark_finished(self) -> None:
@@ -209,7 +209,7 @@ class Journal:
         """Removes the journal: the output is written."""
         if self._path is not None:
             with suppress(OSError):  # a journal that stays makes the next run write the same output again
-                self._path.unlink(missing_ok=True)
+                self._path.unlink()
         self._release()
 
     @property

@@ -76,7 +76,7 @@ def _sole_writer(paths: OutputPaths | None) -> Iterator[None]:
             yield
         finally:
             with suppress(OSError):  # an empty one is in nobody's way
-                paths.journal.unlink(missing_ok=True)
+                paths.journal.unlink()
     finally:
         os.close(descriptor)
 

@@ -24,7 +24,7 @@ def clear_leftovers(paths: OutputPaths | None) -> None:
     if paths is not None:
         for path in (paths.output, paths.stats):
             with suppress(OSError):
-                temporary_name(path).unlink(missing_ok=True)
+                temporary_name(path).unlink()
 
 
 def write_records(paths: OutputPaths | None, records: Iterator[bytes]) -> None:
