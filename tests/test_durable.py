@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -166,3 +167,18 @@ def test_files_are_made_with_the_usual_rights(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert modes == {"out": 0o666, "journal": 0o666}
+
+
+def test_each_descriptor_is_closed_once(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second time would close a file that somebody has opened since."""
+    closed: list[int] = []
+    real = os.close
+
+    def close(descriptor: int) -> None:
+        closed.append(descriptor)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "close", close)
+    write_atomically(target, [NEW])
+    gc.collect()
+    assert len(closed) == 2, "the file and its folder"
