@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from journal_files import MANIFEST, fill, finished_rows, record
 
 from pagedbatch.errors import RunError, UsageError
 from pagedbatch.output.journal import Journal
+from pagedbatch.output.journal_entry import seal, unseal
 from pagedbatch.output.paths import finished_name
 
 
@@ -253,3 +255,74 @@ def test_a_disk_that_fails_when_the_journal_is_opened_is_named(tmp_path: Path, m
     assert len(os.listdir("/proc/self/fd")) == num_open
     with Journal.open(path, MANIFEST, num_rows=5) as journal:
         assert journal.num_resumed == 1
+
+
+def test_a_run_that_was_killed_before_its_first_row_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    path.write_bytes(MANIFEST.encode())
+    with Journal.open(path, MANIFEST, num_rows=5) as journal:
+        journal.append(0, record(0), ok=True)
+    assert path.read_bytes().startswith(MANIFEST.encode())
+    with Journal.open(path, MANIFEST, num_rows=5) as journal:
+        assert journal.num_resumed == 1
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_journal_that_begins_anew_keeps_nothing_of_the_old_one(tmp_path: Path, restart: bool) -> None:
+    path = tmp_path / "j"
+    fill(path, [0, 1, 2, 3, 4])
+    with Journal.open(path, MANIFEST, num_rows=5) as journal:
+        journal.mark_finished()
+    other = replace(MANIFEST, settings={})
+    with Journal.open(path, other, num_rows=5, restart=restart) as journal:
+        assert path.read_bytes() == other.encode()
+        journal.append(0, record(0), ok=True)
+    with Journal.open(path, other, num_rows=5) as journal:
+        assert finished_rows(journal) == [record(0)]
+
+
+def test_an_unfinished_journal_counts_and_not_a_finished_one_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    fill(path, [0, 1, 2])
+    finished_name(path).write_bytes(MANIFEST.encode())
+    with Journal.open(path, MANIFEST, num_rows=5) as journal:
+        assert journal.num_resumed == 3
+        assert finished_name(path).read_bytes() == MANIFEST.encode()
+
+
+def test_the_first_of_several_damaged_lines_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    lines = fill(path, [0, 1, 2]).splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0], b"x\n", b"y\n", lines[3]]))
+    with pytest.raises(UsageError, match=f"is damaged at byte {len(lines[0])}, with whole records behind it"):
+        Journal.open(path, MANIFEST, num_rows=5)
+
+
+def test_closing_and_marking_again_do_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "j"
+    journal = Journal.open(path, MANIFEST, num_rows=5)
+    journal.close()
+    kept = fill(path, [0])
+    monkeypatch.setattr(os, "close", _no_space)
+    journal.close()
+    monkeypatch.undo()
+    assert path.read_bytes() == kept
+    with Journal.open(path, MANIFEST, num_rows=5) as journal:
+        journal.mark_finished()
+        marked = finished_name(path).read_bytes()
+        journal.mark_finished()
+        assert finished_name(path).read_bytes() == marked
+    path.write_bytes(MANIFEST.encode())
+    new = Journal.open(path, MANIFEST, num_rows=5)
+    new.close()
+    assert path.exists(), "only a journal that this run has made is removed"
+
+
+@pytest.mark.parametrize(
+    ("was", "now"), [(b'"row": 1', b'"row": true'), (b'"row": 1', b'"row": 1.0'), (b'"ok": true', b'"ok": 1')]
+)
+def test_an_entry_of_other_types_is_damaged(was: bytes, now: bytes) -> None:
+    line = seal(b'{"a": 0}', row=1, ok=True)
+    assert unseal(line) is not None
+    assert was in line
+    assert unseal(line.replace(was, now)) is None

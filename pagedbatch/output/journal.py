@@ -309,7 +309,6 @@ class Journal:
     def _lines(self) -> Iterator[tuple[int, bytes, Entry | None]]:
         offset = 0
         with open(self._descriptor, "rb", closefd=False) as file:
-            file.seek(0)
             for line in file:
                 yield offset, line, unseal(line)
                 offset += len(line)
