@@ -27,7 +27,7 @@ from pagedbatch.report.summary import summary
 from pagedbatch.stats.schema import Stats
 
 
-class Parts(Folder):
+class ShardJob(Folder):
     """Shards of ten rows, and what merging them gives."""
 
     def shards(self, *shards: str, **given: Any) -> list[str]:
@@ -54,8 +54,8 @@ class Parts(Folder):
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> Parts:
-    return Parts(tmp_path)
+def job(tmp_path: Path) -> ShardJob:
+    return ShardJob(tmp_path)
 
 
 def test_a_real_model_gives_the_same_bytes_whole_and_in_shards(tmp_path: Path, rand_model_path: Path) -> None:
@@ -78,39 +78,39 @@ def test_a_real_model_gives_the_same_bytes_whole_and_in_shards(tmp_path: Path, r
     "shards",
     [("0/1",), ("2/3", "0/3", "1/3"), ("1/2", "0/4", "1/4"), tuple(f"{i}/12" for i in range(12))],
 )
-def test_any_cut_in_any_order_is_the_whole(parts: Parts, shards: tuple[str, ...]) -> None:
-    parts.run("whole.jsonl")
-    merged = parts.merge(*parts.shards(*shards))
+def test_any_cut_in_any_order_is_the_whole(job: ShardJob, shards: tuple[str, ...]) -> None:
+    job.run("whole.jsonl")
+    merged = job.merge(*job.shards(*shards))
     assert (merged.num_outputs, merged.num_ok, merged.num_error) == (len(shards), 9, 1)
-    assert parts.read("merged.jsonl") == parts.read("whole.jsonl")
-    assert not (parts.path / "merged.jsonl.journal").exists()
+    assert job.read("merged.jsonl") == job.read("whole.jsonl")
+    assert not (job.path / "merged.jsonl.journal").exists()
 
 
-def test_all_rows_good_is_exit_code_0_and_no_rows_are_no_rows(parts: Parts) -> None:
-    parts.write(ROWS[:4])
-    assert parts.merge(*parts.shards("0/2", "1/2")).exit_code == 0
-    parts.write([])
-    assert parts.merge(*parts.shards("0/2", "1/2")).exit_code == 0
-    assert parts.read("merged.jsonl") == b""
+def test_all_rows_good_is_exit_code_0_and_no_rows_are_no_rows(job: ShardJob) -> None:
+    job.write(ROWS[:4])
+    assert job.merge(*job.shards("0/2", "1/2")).exit_code == 0
+    job.write([])
+    assert job.merge(*job.shards("0/2", "1/2")).exit_code == 0
+    assert job.read("merged.jsonl") == b""
 
 
-def test_parquet_and_stdout(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts.run("whole.parquet")
-    parts.run("whole.jsonl")
-    names = parts.shards("0/2", "1/2")
-    parts.merge(*names, output="merged.parquet")
-    assert parquet.read_table(parts.path / "merged.parquet") == parquet.read_table(parts.path / "whole.parquet")
+def test_parquet_and_stdout(job: ShardJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.run("whole.parquet")
+    job.run("whole.jsonl")
+    names = job.shards("0/2", "1/2")
+    job.merge(*names, output="merged.parquet")
+    assert parquet.read_table(job.path / "merged.parquet") == parquet.read_table(job.path / "whole.parquet")
     written = io.BytesIO()
     monkeypatch.setattr("sys.stdout", SimpleNamespace(buffer=written))
-    assert parts.merge(*names, output="-").paths is None
-    assert written.getvalue() == parts.read("whole.jsonl")
+    assert job.merge(*names, output="-").paths is None
+    assert written.getvalue() == job.read("whole.jsonl")
 
 
-def test_the_stats_add_up_what_adds_up(parts: Parts) -> None:
-    names = parts.shards("0/3", "1/3", "2/3")
-    parts.merge(*names)
-    stats = parts.stats("merged")
-    own = [parts.stats(name.removesuffix(".jsonl")) for name in names]
+def test_the_stats_add_up_what_adds_up(job: ShardJob) -> None:
+    names = job.shards("0/3", "1/3", "2/3")
+    job.merge(*names)
+    stats = job.stats("merged")
+    own = [job.stats(name.removesuffix(".jsonl")) for name in names]
     assert stats["rows"] == {"total": 10, "ok": 9, "error": 1, "resumed": 0}
     assert [shard["stats"] for shard in stats["shards"]] == own
     for name in ("output_tokens", "prompt_tokens"):
@@ -125,96 +125,96 @@ def test_the_stats_add_up_what_adds_up(parts: Parts) -> None:
     live = sum(each["mean_live_blocks"] * weight for each, weight in zip(memories, steps, strict=True)) / sum(steps)
     assert memory["mean_live_blocks"] == pytest.approx(live, abs=1e-6)
     assert stats["settings"]["max_tokens"]["value"] == 3
-    assert stats["settings"]["output"]["value"] == str(parts.path / "merged.jsonl")
+    assert stats["settings"]["output"]["value"] == str(job.path / "merged.jsonl")
     assert "shard" not in stats["settings"]
     console = Console(file=io.StringIO(), width=80)
-    summary(open_stats(parts.path / "merged.stats.json"), console)
+    summary(open_stats(job.path / "merged.stats.json"), console)
     details(Stats.from_json(stats), console)
 
 
-def test_pools_of_different_blocks_have_no_common_account(parts: Parts) -> None:
-    parts.merge(*parts.shards("0/2"), *parts.shards("1/2", block_size=8))
-    assert parts.stats("merged")["memory"] is None
-    assert "block_size" not in parts.stats("merged")["settings"]
+def test_pools_of_different_blocks_have_no_common_account(job: ShardJob) -> None:
+    job.merge(*job.shards("0/2"), *job.shards("1/2", block_size=8))
+    assert job.stats("merged")["memory"] is None
+    assert "block_size" not in job.stats("merged")["settings"]
     console = Console(file=io.StringIO(), width=80)
-    summary(open_stats(parts.path / "merged.stats.json"), console)
-    details(Stats.from_json(parts.stats("merged")), console)
+    summary(open_stats(job.path / "merged.stats.json"), console)
+    details(Stats.from_json(job.stats("merged")), console)
     shown = console.file.getvalue()
     assert "pools     of blocks that differ in size: each has an account of its own\n" in shown
     assert re.search(r"0of2\.jsonl +5 .*%.*%.*%", shown)
     assert re.search(r"all +10 +1 +[\d,]+ +- +- +- ", shown)
 
 
-def test_the_page_shows_pools_that_have_no_common_account_one_by_one(parts: Parts) -> None:
+def test_the_page_shows_pools_that_have_no_common_account_one_by_one(job: ShardJob) -> None:
     pytest.importorskip("matplotlib", reason="the page needs the extra `report`")
-    parts.merge(*parts.shards("0/2"), *parts.shards("1/2", block_size=8))
-    report([parts.path / "merged.stats.json"], html=parts.path / "page.html")
-    page = (parts.path / "page.html").read_text()
+    job.merge(*job.shards("0/2"), *job.shards("1/2", block_size=8))
+    report([job.path / "merged.stats.json"], html=job.path / "page.html")
+    page = (job.path / "page.html").read_text()
     assert "0of2.jsonl</h3>" in page
     assert "1of2.jsonl</h3>" in page
 
 
-def test_gaps_and_overlaps_are_named(parts: Parts) -> None:
-    a, b, c, d = parts.shards("0/4", "1/4", "2/4", "3/4")  # rows 0-1, 2-4, 5-6, 7-9
+def test_gaps_and_overlaps_are_named(job: ShardJob) -> None:
+    a, b, c, d = job.shards("0/4", "1/4", "2/4", "3/4")  # rows 0-1, 2-4, 5-6, 7-9
     whole = "the shard outputs are not the whole of 10 rows: "
-    assert parts.refusal(a, c) == f"{whole}rows 2-4 are in none (--shard 1/4); rows 7-9 are in none (--shard 3/4)"
-    assert parts.refusal(d) == f"{whole}rows 0-6 are in none (--shard 0/4 to 2/4)"
-    (third,) = parts.shards("1/3")  # rows 3-5
+    assert job.refusal(a, c) == f"{whole}rows 2-4 are in none (--shard 1/4); rows 7-9 are in none (--shard 3/4)"
+    assert job.refusal(d) == f"{whole}rows 0-6 are in none (--shard 0/4 to 2/4)"
+    (third,) = job.shards("1/3")  # rows 3-5
     overlaps = f"rows 3-4 are in {b} and in {third}; row"
-    assert parts.refusal(a, b, c, d, third).startswith(f"{whole}{overlaps}s 5 are in {third} and in {c}")
-    assert parts.refusal(a, third, d) == f"{whole}rows 2 are in none; rows 6 are in none"
-    assert parts.refusal(a, b, a, c, d) == f"{a} is given twice"
+    assert job.refusal(a, b, c, d, third).startswith(f"{whole}{overlaps}s 5 are in {third} and in {c}")
+    assert job.refusal(a, third, d) == f"{whole}rows 2 are in none; rows 6 are in none"
+    assert job.refusal(a, b, a, c, d) == f"{a} is given twice"
 
 
-def test_parts_of_other_runs_say_what_differs(parts: Parts) -> None:
-    (first,) = parts.shards("0/2")
-    (other,) = parts.shards("1/2", max_tokens=2)
-    assert parts.refusal(first, other) == f"{first} and {other} are not of one run: max_tokens: 3 and 2"
-    (other,) = parts.shards("1/2", limit=8)
-    assert parts.refusal(first, other) == f"{first} and {other} are not of one run: rows in all: 10 and 8"
-    parts.write([*ROWS[:9], {"id": "other", "prompt": "x"}])
-    (other,) = parts.shards("1/2")
-    assert parts.refusal(first, other) == f"{first} and {other} are not of one run: input: its content has changed"
+def test_shards_of_other_runs_say_what_differs(job: ShardJob) -> None:
+    (first,) = job.shards("0/2")
+    (other,) = job.shards("1/2", max_tokens=2)
+    assert job.refusal(first, other) == f"{first} and {other} are not of one run: max_tokens: 3 and 2"
+    (other,) = job.shards("1/2", limit=8)
+    assert job.refusal(first, other) == f"{first} and {other} are not of one run: rows in all: 10 and 8"
+    job.write([*ROWS[:9], {"id": "other", "prompt": "x"}])
+    (other,) = job.shards("1/2")
+    assert job.refusal(first, other) == f"{first} and {other} are not of one run: input: its content has changed"
 
 
-def test_a_part_of_another_model_is_refused(parts: Parts) -> None:
-    first, other = parts.shards("0/2", "1/2")
-    stats = parts.stats("1of2")
+def test_a_shard_of_another_model_is_refused(job: ShardJob) -> None:
+    first, other = job.shards("0/2", "1/2")
+    stats = job.stats("1of2")
     stats["shard"]["model"] = {"name": "tiny-2", "fingerprint": "other"}
-    (parts.path / "1of2.stats.json").write_text(json.dumps(stats))
-    assert parts.refusal(first, other) == f"{first} and {other} are not of one run: model: 'none' and 'tiny-2'"
+    (job.path / "1of2.stats.json").write_text(json.dumps(stats))
+    assert job.refusal(first, other) == f"{first} and {other} are not of one run: model: 'none' and 'tiny-2'"
 
 
-def test_other_versions_are_told_and_merged(parts: Parts) -> None:
-    names = parts.shards("0/2", "1/2")
-    stats = parts.stats("1of2")
+def test_other_versions_are_told_and_merged(job: ShardJob) -> None:
+    names = job.shards("0/2", "1/2")
+    stats = job.stats("1of2")
     stats["versions"]["torch"] = "1.0"
-    (parts.path / "1of2.stats.json").write_text(json.dumps(stats))
-    parts.merge(*names)
-    assert parts.notices == ["the shard outputs were written by different versions: see versions in their stats"]
-    assert parts.stats("merged")["versions"]["torch"].endswith(" and 1.0")
+    (job.path / "1of2.stats.json").write_text(json.dumps(stats))
+    job.merge(*names)
+    assert job.notices == ["the shard outputs were written by different versions: see versions in their stats"]
+    assert job.stats("merged")["versions"]["torch"].endswith(" and 1.0")
 
 
-def test_what_is_no_part_is_refused(parts: Parts) -> None:
-    parts.run("whole.jsonl")
-    first, second = parts.shards("0/2", "1/2")
+def test_what_is_not_a_shard_output_is_refused(job: ShardJob) -> None:
+    job.run("whole.jsonl")
+    first, second = job.shards("0/2", "1/2")
     assert (
-        parts.refusal(first, "whole.jsonl")
+        job.refusal(first, "whole.jsonl")
         == "whole.jsonl is not a shard output: whole.stats.json is of a run without --shard"
     )
-    assert parts.refusal(first, "none.jsonl") == "none.jsonl: no such file"
-    assert parts.refusal(first, "no/such.jsonl") == "no/such.jsonl: no such file"
-    assert parts.refusal(first, "x.parquet").startswith("x.parquet is Parquet: shard outputs must be .jsonl")
-    (parts.path / "alone.jsonl").write_bytes(parts.read(first))
-    assert parts.refusal("alone.jsonl").startswith("alone.jsonl: its stats, alone.stats.json, can't be read")
-    (parts.path / "alone.stats.json").write_text('{"shard": {}}')
-    assert parts.refusal("alone.jsonl") == "alone.jsonl: alone.stats.json is not a stats file: settings is missing"
-    assert parts.refusal(first, second, output=first).startswith(f"--output {first} would overwrite the input {first}")
-    other = parts.refusal(first, second, output="0of2.parquet")
+    assert job.refusal(first, "none.jsonl") == "none.jsonl: no such file"
+    assert job.refusal(first, "no/such.jsonl") == "no/such.jsonl: no such file"
+    assert job.refusal(first, "x.parquet").startswith("x.parquet is Parquet: shard outputs must be .jsonl")
+    (job.path / "alone.jsonl").write_bytes(job.read(first))
+    assert job.refusal("alone.jsonl").startswith("alone.jsonl: its stats, alone.stats.json, can't be read")
+    (job.path / "alone.stats.json").write_text('{"shard": {}}')
+    assert job.refusal("alone.jsonl") == "alone.jsonl: alone.stats.json is not a stats file: settings is missing"
+    assert job.refusal(first, second, output=first).startswith(f"--output {first} would overwrite the input {first}")
+    other = job.refusal(first, second, output="0of2.parquet")
     assert other.startswith("--output 0of2.parquet would overwrite the input 0of2.stats.json")
 
 
-def test_an_unfinished_part_says_how_to_finish_it(tmp_path: Path, rand_model_path: Path) -> None:
+def test_an_unfinished_shard_says_how_to_finish_it(tmp_path: Path, rand_model_path: Path) -> None:
     words = Workplace(tmp_path, rand_model_path)
     words.write([{"prompt": f"{i}"} for i in range(40)])
     sent: list[int] = []
@@ -252,47 +252,47 @@ def test_an_unfinished_part_says_how_to_finish_it(tmp_path: Path, rand_model_pat
         ),
     ],
 )
-def test_a_damaged_part_replaces_nothing(parts: Parts, damage: Any, message: str) -> None:
-    names = parts.shards("0/2", "1/2")
-    parts.merge(*names)
-    lines = parts.read("1of2.jsonl").splitlines(keepends=True)
-    (parts.path / "1of2.jsonl").write_bytes(b"".join(damage(lines)))
-    assert parts.refusal(*names) == message
+def test_a_damaged_shard_output_replaces_nothing(job: ShardJob, damage: Any, message: str) -> None:
+    names = job.shards("0/2", "1/2")
+    job.merge(*names)
+    lines = job.read("1of2.jsonl").splitlines(keepends=True)
+    (job.path / "1of2.jsonl").write_bytes(b"".join(damage(lines)))
+    assert job.refusal(*names) == message
 
 
-def test_an_output_that_a_run_is_writing_is_refused(parts: Parts) -> None:
-    names = parts.shards("0/2", "1/2")
+def test_an_output_that_a_run_is_writing_is_refused(job: ShardJob) -> None:
+    names = job.shards("0/2", "1/2")
     refused: list[str] = []
 
     def meanwhile(rows_done: int) -> None:
         if not refused:
             with pytest.raises(UsageError) as info:
-                parts.merge(*names)
+                job.merge(*names)
             refused.append(str(info.value))
 
-    parts.run("merged.jsonl", meanwhile)
+    job.run("merged.jsonl", meanwhile)
     assert refused[0].endswith("another run writes the same output")
 
 
-def test_the_journal_of_an_unfinished_run_keeps_its_output(parts: Parts) -> None:
-    names = parts.shards("0/2", "1/2")
-    (parts.path / "merged.jsonl.journal").write_bytes(b"something")
-    assert (
-        parts.refusal(*names) == "merged.jsonl.journal is of an unfinished run: finish it, or choose another --output"
-    )
+def test_the_journal_of_an_unfinished_run_keeps_its_output(job: ShardJob) -> None:
+    names = job.shards("0/2", "1/2")
+    (job.path / "merged.jsonl.journal").write_bytes(b"something")
+    assert job.refusal(*names) == "merged.jsonl.journal is of an unfinished run: finish it, or choose another --output"
 
 
 @pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.parametrize("name", ["write", "fsync", "replace"])
-def test_any_call_may_fail_or_be_the_last(parts: Parts, monkeypatch: pytest.MonkeyPatch, name: str, dies: bool) -> None:
+def test_any_call_may_fail_or_be_the_last(
+    job: ShardJob, monkeypatch: pytest.MonkeyPatch, name: str, dies: bool
+) -> None:
     """The output is the old one or the whole new one, and the same merge again completes it."""
-    names = parts.shards("0/2", "1/2")
-    parts.merge(*names)
-    good = parts.read("merged.jsonl")
-    files = {path.name for path in parts.path.iterdir()}
+    names = job.shards("0/2", "1/2")
+    job.merge(*names)
+    good = job.read("merged.jsonl")
+    files = {path.name for path in job.path.iterdir()}
     real = getattr(os, name)
     for nth in range(1, 100):
-        (parts.path / "merged.jsonl").write_bytes(b"old")
+        (job.path / "merged.jsonl").write_bytes(b"old")
         calls: list[None] = []
 
         def broken(*args: Any, nth: int = nth, calls: list[None] = calls) -> Any:
@@ -311,18 +311,18 @@ def test_any_call_may_fail_or_be_the_last(parts: Parts, monkeypatch: pytest.Monk
             try:
                 with monkeypatch.context() as patch:
                     patch.setattr(os, name, broken)
-                    parts.merge(*names)
+                    job.merge(*names)
                 code = 0
             except RunError as error:
                 code = 3 if os.strerror(errno.ENOSPC) in str(error) else 4
             finally:
                 os._exit(code)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert parts.read("merged.jsonl") in (b"old", good)
+        assert job.read("merged.jsonl") in (b"old", good)
         if code == 0:
             break
         assert code == (9 if dies else 3)
-        parts.merge(*names)
-        assert parts.read("merged.jsonl") == good
-        assert {path.name for path in parts.path.iterdir()} == files
+        job.merge(*names)
+        assert job.read("merged.jsonl") == good
+        assert {path.name for path in job.path.iterdir()} == files
     assert nth > 2
