@@ -1,26 +1,27 @@
-"""Fixtures that many tests share: the models, made once a session."""
+"""Fixtures that many tests share, the marker `host`, and random order.
+
+pytest -m host          the host half: no torch, seconds
+pytest --shuffle 7      modules, and the tests of each, in an order that the number 7 stands for
+"""
 
 from __future__ import annotations
 
 import os
+import random
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-# Before torch is imported, whatever the environment says: the models here are far too small to gain from threads, and
-# tests that compare logprobs to the last bit need one way of summing.
-os.environ["OMP_NUM_THREADS"] = "1"
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# What is rendered must not depend on the terminal or on how long a temporary path is; tests of a width name their own.
-os.environ["COLUMNS"] = "400"
-os.environ.pop("LINES", None)
-# Before triton is imported, by whichever library comes first: without a GPU its kernels run in the interpreter.
-if not (Path("/dev/nvidia0").exists() or Path("/dev/kfd").exists()):
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
-import hypothesis
+import environment
 import pytest
+from examples import load_profile
+from host_modules import DEVICE_LIBRARIES, HOST
 
-hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
-hypothesis.settings.load_profile("untimed")
+if TYPE_CHECKING:
+    from workplace import Workplace
+
+load_profile()
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -45,6 +46,22 @@ def rand_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture
+def letters(tmp_path: Path, table_model_path: Path) -> Workplace:
+    """A folder for runs of the table model."""
+    from workplace import Workplace
+
+    return Workplace(tmp_path, table_model_path)
+
+
+@pytest.fixture
+def words(tmp_path: Path, rand_model_path: Path) -> Workplace:
+    """A folder for runs of the random model."""
+    from workplace import Workplace
+
+    return Workplace(tmp_path, rand_model_path)
+
+
 SHARED = Path(os.environ.get("PAGEDBATCH_SHARED", REPOSITORY.parent / "shared"))
 
 
@@ -64,3 +81,50 @@ def genrec_path() -> Path:
     if not path.is_dir():
         pytest.skip(f"no semantic ids at {path}; PAGEDBATCH_SHARED names the folder that holds data/")
     return path
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run modules, and the tests of each, in random order")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Before a test module is imported; pytest itself keeps the width of its terminal."""
+    if session.config.pluginmanager.hasplugin("terminalreporter"):
+        writer = session.config.get_terminal_writer()
+        writer.fullwidth = writer.fullwidth
+    environment.clean()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if _is_host_alone(config):
+        sys.meta_path.insert(0, _NoDeviceLibraries())
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m host` other modules are not even imported: they take seconds to."""
+    is_other = collection_path.name.startswith("test_") and collection_path.stem not in HOST
+    return True if is_other and _is_host_alone(config) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem in HOST:
+            item.add_marker("host")
+    seed = config.getoption("shuffle")
+    if seed is not None:
+        draw = random.Random(seed)
+        modules = {path: draw.random() for path in sorted({item.path for item in items})}
+        items.sort(key=lambda item: (modules[item.path], draw.random()))
+
+
+def _is_host_alone(config: pytest.Config) -> bool:
+    return config.getoption("markexpr") == "host"
+
+
+class _NoDeviceLibraries:
+    """Proves that the host half needs none: whatever imports one fails."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if name.partition(".")[0] in DEVICE_LIBRARIES:
+            raise ModuleNotFoundError(f"a test marked `host` imports {name}", name=name)
+        return None

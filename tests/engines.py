@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
+from pagedbatch.model.input_batch import InputBatch
 from pagedbatch.model.loader import LoadedModel, load_model
 from pagedbatch.model.runner import ModelRunner
 from pagedbatch.model.tokenizer import load_tokenizer
 from pagedbatch.outputs import EngineCounters, RequestOutput, StepSnapshot
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
+from pagedbatch.step import ModelRunnerOutput, SchedulerOutput
 
 
 @dataclass(frozen=True)
@@ -134,3 +137,24 @@ def _cut(token_ids: list[int], model: Any) -> list[int]:
         if token_id in ends:
             return token_ids[: i + 1]
     return token_ids
+
+
+class RecordingRunner(ModelRunner):
+    """Keeps the logits of every draw, by the position that they follow and the last token there."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.seen: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+        self._forward_of_step, self._forward = self._forward, self._recorded
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        self._step = step
+        return super().execute(step)
+
+    def _recorded(self, batch: InputBatch) -> Tensor:
+        logits = self._forward_of_step(batch)
+        for task, row in zip(self._step.samples, logits, strict=True):
+            scheduled = self._step.sequences[task.seq_index]
+            length = scheduled.context_len + len(scheduled.token_ids)
+            self.seen.setdefault((length, task.sample_indices), row.clone())
+        return logits

@@ -98,9 +98,11 @@ class FakeRunner:
     def _rank(self, task: BeamTask, beams: list[tuple[int | None, ...]]) -> BeamResult:
         candidates = []
         for parent, (tokens, score) in enumerate(zip(beams, task.scores, strict=True)):
-            weights = [1 + _digest(tokens, token) % 1000 for token in range(self.vocab_size)]
+            digest = hashlib.shake_128(repr(tokens).encode()).digest(2 * self.vocab_size)
+            weights = [1 + int.from_bytes(digest[2 * i : 2 * i + 2]) % 1000 for i in range(self.vocab_size)]
+            total = sum(weights)
             for token in self._choices(None if task.allowed is None else task.allowed[parent]):
-                logprob = math.log(weights[token] / sum(weights))
+                logprob = math.log(weights[token] / total)
                 candidates.append((score + logprob, parent, token, logprob))
         candidates.sort(key=lambda c: (-c[0], c[1], c[2]))
         best = candidates[: task.num_candidates]

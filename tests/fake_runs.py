@@ -104,7 +104,7 @@ class FakeRun:
 
 def fake_engine(
     *,
-    num_blocks: int = 1000,
+    num_blocks: int = 120,
     block_size: int = 4,
     num_swap_blocks: int = 0,
     runner: Runner | None = None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hypothesis import strategies as st
+
 from pagedbatch.outputs import CompletionOutput, EngineCounters, PoolCounts, RequestOutput, StepSnapshot
 from pagedbatch.step import StepSeconds
 
@@ -61,3 +63,21 @@ def finished_row(request_id: int, prompt: int, outputs: list[int], error: str | 
         for index, count in enumerate(outputs)
     ]
     return RequestOutput(request_id, completions, prompt, error=error)
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> StepSnapshot:
+    """A snapshot of a pool of 64 blocks in any legal state."""
+    live = draw(st.integers(0, 64))
+    shared = draw(st.integers(0, live))
+    cached = draw(st.integers(0, 64 - live))
+    return snapshot(
+        private=live - shared,
+        shared=shared,
+        cached=cached,
+        free=64 - live - cached,
+        logical=live + shared * draw(st.integers(1, 7)),
+        filled_slots=draw(st.integers(live, live * 16)),
+        running_sequences=draw(st.integers(0, 9)),
+        waiting_groups=draw(st.integers(0, 9)),
+    )

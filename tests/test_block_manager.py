@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
+from examples import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -187,7 +188,7 @@ class Tables(RuleBasedStateMachine):
         assert self.manager.prefix_cache or counts.cached == 0
 
 
-Tables.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+Tables.TestCase.settings = settings(max_examples=examples(20), stateful_step_count=40, deadline=None)
 TestTables = Tables.TestCase
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_summary import run_stats, shown
+from stats_files import run_stats, shown
 
 from pagedbatch.report.details import details
 from pagedbatch.report.summary import summary

@@ -5,19 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
-from test_job import MIXED, View, Workplace
+from workplace import MIXED, View, Workplace
 
 from pagedbatch.errors import RunError, UsageError
 from pagedbatch.step import ModelRunnerOutput, SchedulerOutput
-
-
-@pytest.fixture
-def words(tmp_path: Path, rand_model_path: Path) -> Workplace:
-    return Workplace(tmp_path, rand_model_path)
 
 
 def _break_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:

@@ -92,9 +92,9 @@ def test_tokens_of_a_large_vocabulary() -> None:
 
 
 def test_a_large_catalog_is_small_arrays() -> None:
-    """100,000 items of six codes: a node takes a few bytes, and a state two numbers."""
+    """25,000 items of six codes: a node takes a few bytes, and a state two numbers."""
     rng = np.random.default_rng(0)
-    rows = rng.integers(0, 256, (100_000, 6))
+    rows = rng.integers(0, 256, (25_000, 6))
     trie = TokenTrie.build(pack(row) for row in rows)
     arrays = (trie.tokens, trie.first_child, trie.is_item, trie.shortest, trie.longest)
     assert sum(array.nbytes for array in arrays) < 18 * trie.num_nodes

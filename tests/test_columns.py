@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from field_strategies import KEYS, VALUES
 from hypothesis import given
 from hypothesis import strategies as st
 from log_lines import log_lines
-from test_row_fields import KEYS, VALUES
 from tiny_job import SilentView, without_model
 
 from pagedbatch.errors import UsageError

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,7 +49,7 @@ def test_frames_of_every_kind(tmp_path: Path, data: bytes) -> None:
     assert read(tmp_path, _SKIPPABLE + several) == data * 3
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(15))
 @given(st.lists(st.binary(max_size=20), max_size=5), st.data())
 def test_a_cut_file_is_never_taken_for_a_whole_one(
     tmp_path_factory: pytest.TempPathFactory, parts: list[bytes], draw: st.DataObject
@@ -73,7 +74,7 @@ def test_a_small_file_that_holds_much_is_read_a_piece_at_a_time(
     tmp_path: Path, compress: Callable[[bytes], bytes]
 ) -> None:
     path = tmp_path / "in.jsonl"
-    path.write_bytes(compress(b'{"prompt": "' + b"x" * (64 * _MIB) + b'"}\n{"prompt": "b"}\n'))
+    path.write_bytes(compress(b'{"prompt": "' + b"x" * (16 * _MIB) + b'"}\n{"prompt": "b"}\n'))
     source = open_source(str(path), ReadOptions(max_line_bytes=1000))
     tracemalloc.start()
     rows = list(source.rows())

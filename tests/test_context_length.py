@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from engines import hf_model, paged_model
+from engines import RecordingRunner, hf_model, paged_model
 from log_lines import log_lines
 from model_folders import edit
-from test_families import RecordingRunner
 from tiny_job import SilentView
 from transformers import AutoConfig
 

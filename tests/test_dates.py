@@ -10,7 +10,7 @@ from typing import Any
 import chat_templates
 import pytest
 from models import rand_model
-from test_job import View, Workplace
+from workplace import View, Workplace
 
 from pagedbatch.errors import UsageError
 from pagedbatch.output.journal_entry import MANIFEST_ROW, seal, unseal

@@ -22,7 +22,7 @@ def test_a_supported_model(rand_model_path: Path) -> None:
 
 
 def doctor(path: Path) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["doctor", "--model", str(path)], env={"COLUMNS": "300"}, standalone_mode=False)
+    result = CliRunner().invoke(app, ["doctor", "--model", str(path)], standalone_mode=False)
     return result.return_value, " ".join(result.output.split())
 
 

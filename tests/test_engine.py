@@ -6,73 +6,23 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from examples import examples
 from fake_runner import FakeRunner
 from fake_runs import VOCABULARY, blocks_at_most, fake_engine, fake_run, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from request_strategies import batches, engine_settings
 
 from pagedbatch.sequence import Request
 from pagedbatch.step import ModelRunnerOutput, SchedulerOutput
 
-PREFIX = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6]
 
-
-@st.composite
-def requests(draw: st.DrawFn) -> Request:
-    """Greedy, samples or beams, often with a prefix that other requests have too."""
-    prompt = PREFIX[: draw(st.integers(0, len(PREFIX)))] + draw(st.lists(st.integers(1, 10), min_size=1, max_size=12))
-    kind = draw(
-        st.one_of(
-            st.just({}),
-            st.fixed_dictionaries({"n": st.integers(2, 5)}),
-            st.integers(2, 4).flatmap(
-                lambda beams: st.fixed_dictionaries(
-                    {
-                        "num_beams": st.just(beams),
-                        "n": st.integers(1, beams),
-                        "early_stopping": st.sampled_from([False, True, "never"]),
-                        "length_penalty": st.sampled_from([-1.0, 0.0, 1.0, 2.0]),
-                    }
-                )
-            ),
-        )
-    )
-    max_tokens = draw(st.integers(1, 24))
-    return request(
-        0,
-        prompt,
-        priority=draw(st.integers(0, 2)),
-        max_tokens=max_tokens,
-        min_tokens=draw(st.integers(0, min(4, max_tokens))),
-        ignore_eos=draw(st.booleans()),
-        stop=draw(st.sampled_from([(), (), ("cd",), ("fa", "b")])),
-        **kind,
-    )
-
-
-@st.composite
-def engine_settings(draw: st.DrawFn) -> dict[str, Any]:
-    return {
-        "block_size": draw(st.integers(1, 8)),
-        "num_swap_blocks": draw(st.sampled_from([0, 3, 12, 300])),
-        "preemption": draw(st.sampled_from(["auto", "swap", "recompute"])),
-        "max_num_seqs": draw(st.sampled_from([1, 3, 8, 64])),
-        "max_num_batched_tokens": draw(st.sampled_from([1, 5, 16, 500])),
-        "prefix_cache": draw(st.booleans()),
-    }
-
-
-batches = st.lists(requests(), min_size=1, max_size=7).map(
-    lambda batch: [replace(each, request_id=row, rng_key=row) for row, each in enumerate(batch)]
-)
-
-
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(batches, engine_settings(), st.integers(0, 12), st.randoms(use_true_random=False))
 def test_outputs_depend_on_the_requests_only(
     batch: list[Request], config: dict[str, Any], spare: int, rng: Any
 ) -> None:
-    roomy = fake_run(batch, num_blocks=2000, block_size=16, prefix_cache=False)
+    roomy = fake_run(batch, block_size=16, prefix_cache=False)
     shuffled = rng.sample(batch, len(batch))
     largest = max(blocks_at_most(each, config["block_size"]) for each in batch)
     tight = fake_run(shuffled, num_blocks=largest + spare, **config)
@@ -105,7 +55,7 @@ class RowBreaker:
         return key in self._bad_keys and position >= self._from_position
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(batches, engine_settings(), st.sets(st.integers(0, 6)), st.integers(0, 2), st.integers(0, 12))
 def test_a_broken_row_leaves_the_others_alone(
     batch: list[Request], config: dict[str, Any], bad_keys: set[int], from_position: int, spare: int
@@ -116,7 +66,7 @@ def test_a_broken_row_leaves_the_others_alone(
     run = fake_engine(num_blocks=num_blocks, runner=RowBreaker(fake, bad_keys, from_position), **config)
     run.add(*batch)
     answers = run.drain().answers()
-    expected = fake_run(batch, num_blocks=2000, block_size=16).answers()
+    expected = fake_run(batch, block_size=16).answers()
     for row, answer in answers.items():
         if answer == "not a number":
             assert row in bad_keys

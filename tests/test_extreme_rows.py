@@ -11,7 +11,7 @@ import pytest
 from engines import run_engine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_job import Workplace
+from workplace import Workplace
 
 from pagedbatch.errors import ParamError
 from pagedbatch.model.runner import ModelRunner
@@ -38,11 +38,6 @@ HOSTILE: list[dict[str, Any]] = [
     {"length_penalty": 1e10, "num_beams": 2},
     {"stop": ["x"] * 5000},
 ]
-
-
-@pytest.fixture
-def words(tmp_path: Path, rand_model_path: Path) -> Workplace:
-    return Workplace(tmp_path, rand_model_path)
 
 
 def records(work: Workplace, rows: list[dict[str, Any]], exit_code: int, **options: Any) -> dict[str, Any]:

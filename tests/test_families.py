@@ -11,47 +11,23 @@ from typing import Any
 
 import pytest
 import torch
+from engines import RecordingRunner
 from families import COMMON, FAMILIES, GQA_KEYS, MHA_ONLY
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
 from pagedbatch.model.attention import ATTENTION_NAME, register_attention
 from pagedbatch.model.forward import ForwardName
-from pagedbatch.model.input_batch import InputBatch
 from pagedbatch.model.llama_forward import FUSED_MODEL_TYPES
 from pagedbatch.model.loader import LoadedModel
 from pagedbatch.model.model_config import SUPPORTED_MODEL_TYPES, ModelConfig, check_supported
 from pagedbatch.model.model_defaults import ModelDefaults
-from pagedbatch.model.runner import ModelRunner
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
-from pagedbatch.step import ModelRunnerOutput, SchedulerOutput
 
 PROMPT = [1, *range(3, 43)]
 TOLERANCE = 1e-4
-
-
-class RecordingRunner(ModelRunner):
-    """Keeps the logits of every draw, by the position that they follow and the last token there."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.seen: dict[tuple[int, tuple[int, ...]], Tensor] = {}
-        self._forward_of_step, self._forward = self._forward, self._recorded
-
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        self._step = step
-        return super().execute(step)
-
-    def _recorded(self, batch: InputBatch) -> Tensor:
-        logits = self._forward_of_step(batch)
-        for task, row in zip(self._step.samples, logits, strict=True):
-            scheduled = self._step.sequences[task.seq_index]
-            length = scheduled.context_len + len(scheduled.token_ids)
-            self.seen.setdefault((length, task.sample_indices), row.clone())
-        return logits
 
 
 def eager_and_paged(family: str) -> tuple[Any, LoadedModel]:

@@ -13,20 +13,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_job import EchoRunner, SilentView, without_model
+from tiny_job import EchoRunner, JobFolder
 
 from pagedbatch.errors import PagedBatchError, RunError, UsageError
 from pagedbatch.output import journal
-from pagedbatch.run.job import JobResult, run_job
-from pagedbatch.settings import merge
 from pagedbatch.step import ModelRunnerOutput, SampleResult, SchedulerOutput
 
 ROWS = [{"id": f"r{i}", "prompt": f"row {chr(97 + i % 26)}", **({"n": 2} if i % 3 == 0 else {})} for i in range(12)]
@@ -36,51 +34,40 @@ ROWS[5]["prompt"] = ""  # an error row
 CALLS = ("pwrite", "write", "fsync", "replace", "ftruncate")
 
 
-@dataclass
-class Job:
-    """A folder with an input, and the job on it."""
+class Job(JobFolder):
+    """The job, and all that may lie in its folder."""
 
-    folder: Path
-
-    def __post_init__(self) -> None:
-        self.write(b"".join(json.dumps(row).encode() + b"\n" for row in ROWS))
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, ROWS)
 
     @property
     def output(self) -> Path:
-        return self.folder / "out.jsonl"
+        return self.path / "out.jsonl"
 
     @property
     def journal(self) -> Path:
-        return self.folder / "out.jsonl.journal"
+        return self.path / "out.jsonl.journal"
 
     @property
     def finished(self) -> Path:
         """Where the journal stays once the run is finished, for its error row."""
-        return self.folder / "out.jsonl.finished"
+        return self.path / "out.jsonl.finished"
 
     def clear(self) -> None:
         for path in (self.output, self.journal, self.finished):
             path.unlink(missing_ok=True)
 
-    def write(self, data: bytes) -> None:
-        (self.folder / "in.jsonl").write_bytes(data)
-
-    def run(self, update: Callable[[], None] = lambda: None, **given: Any) -> JobResult:
-        view = SilentView()
-        view.update = lambda *_: update()  # type: ignore[method-assign]
-        defaults = {"input": str(self.folder / "in.jsonl"), "model": "none", "output": str(self.output)}
-        plain = merge({**defaults, "max_tokens": 3, "temperature": 1.0, "max_num_seqs": 4, **given}, {})
-        with without_model():
-            return run_job(plain, lambda *_: view)
+    def write_bytes(self, data: bytes) -> None:
+        (self.path / "in.jsonl").write_bytes(data)
 
     def names(self) -> set[str]:
-        return {path.name for path in self.folder.iterdir()}
+        return {path.name for path in self.path.iterdir()}
 
     def check_whole(self, reference: bytes) -> None:
         """What must stand there after the last run, however the others ended: the journal is kept for its error row."""
         assert self.output.read_bytes() == reference
         assert self.names() == {"in.jsonl", "out.jsonl", "out.stats.json", "out.jsonl.finished"}
-        stats = json.loads((self.folder / "out.stats.json").read_text())
+        stats = json.loads((self.path / "out.stats.json").read_text())
         assert (stats["rows"]["ok"], stats["rows"]["error"]) == (11, 1)
 
 
@@ -195,7 +182,9 @@ def test_a_cut_journal_gives_the_same_output(job: Job, reference: bytes, monkeyp
     lines = job.finished.read_bytes().splitlines(keepends=True)
     assert b"finished" in lines.pop()
     whole = b"".join(lines)
-    for length in range(len(whole) - sum(map(len, lines[-3:])), len(whole), 17):
+    starts = [len(whole) - sum(map(len, lines[-count:])) for count in (3, 2, 1)]
+    around = {length for start in starts for length in (start - 1, start, start + 1)}
+    for length in sorted(around | set(range(starts[0], len(whole), 41))):
         job.journal.write_bytes(whole[:length])
         job.output.unlink()
         job.run()
@@ -218,7 +207,7 @@ def test_a_damaged_journal_is_refused_with_the_way_out(job: Job, reference: byte
 def test_what_is_finished_needs_no_model(job: Job, reference: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed after the last rename, before the journal was ended: the model is not loaded to find nothing to do."""
     good = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS if row["prompt"])
-    job.write(good)
+    job.write_bytes(good)
     child = os.fork()
     if child == 0:
         unlink = os.unlink
@@ -226,24 +215,24 @@ def test_what_is_finished_needs_no_model(job: Job, reference: bytes, monkeypatch
         job.run()
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    output, stats = job.output.read_bytes(), (job.folder / "out.stats.json").read_bytes()
+    output, stats = job.output.read_bytes(), (job.path / "out.stats.json").read_bytes()
     monkeypatch.setattr(EchoRunner, "__init__", None)
     assert job.run().exit_code == 0
     assert job.output.read_bytes() == output
-    assert (job.folder / "out.stats.json").read_bytes() == stats
+    assert (job.path / "out.stats.json").read_bytes() == stats
     assert not job.journal.exists()
 
 
 def test_two_runs_never_share_an_output(job: Job, reference: bytes) -> None:
     refused: list[str] = []
 
-    def second_run() -> None:
+    def second_run(_: int) -> None:
         if not refused:
             with pytest.raises(UsageError, match="another run writes the same output") as info:
                 job.run()
             refused.append(str(info.value))
 
-    job.run(second_run)
+    job.run(update=second_run)
     assert refused
     job.check_whole(reference)
 
@@ -257,12 +246,12 @@ def _size(path: Path) -> int:
 
 def test_killed_at_random_moments(job: Job, reference: bytes) -> None:
     code = (
-        "import sys; from pathlib import Path; from test_faults import Job; job = Job(Path(sys.argv[1]))\n"
-        "while job.run(restart=True): pass"
+        "import sys; from pathlib import Path; from tiny_job import JobFolder\n"
+        "while JobFolder(Path(sys.argv[1]), rows=None).run(restart=True): pass"
     )
     for seed in range(3):
         size = random.Random(seed).randrange(2000)
-        with subprocess.Popen([sys.executable, "-c", code, job.folder], cwd=Path(__file__).parent) as process:
+        with subprocess.Popen([sys.executable, "-c", code, job.path], cwd=Path(__file__).parent) as process:
             while process.poll() is None and _size(job.journal) <= size:
                 os.sched_yield()
             process.send_signal(signal.SIGKILL)
@@ -281,12 +270,12 @@ def test_stdout_that_is_full_is_a_run_error(job: Job, monkeypatch: pytest.Monkey
 
 
 def test_an_input_cut_short_during_the_run_is_no_success(job: Job) -> None:
-    def cut() -> None:
-        job.write(b"")
+    def cut(_: int) -> None:
+        job.write_bytes(b"")
 
-    job.write(b"".join(json.dumps({"prompt": "x" * 40}).encode() + b"\n" for _ in range(10_000)))
+    job.write_bytes(b"".join(json.dumps({"prompt": "x" * 40}).encode() + b"\n" for _ in range(10_000)))
     with pytest.raises(RunError, match="holds fewer rows than when the run began"):
-        job.run(cut)
+        job.run(update=cut)
     assert job.journal.exists()
     assert not job.output.exists()
 
@@ -347,7 +336,9 @@ _LINES = st.one_of(
 
 
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.lists(_LINES, max_size=12), st.sampled_from([b"\n", b"\r\n"]), st.booleans(), st.booleans())
 def test_any_bytes_give_each_line_one_strict_record(
@@ -355,7 +346,7 @@ def test_any_bytes_give_each_line_one_strict_record(
 ) -> None:
     data = end.join([b'{"prompt": "first"}', *lines]) + end * ended
     expected = [line for line in data.split(b"\n") if line.strip(b" \t\r")]
-    job.write(data)
+    job.write_bytes(data)
     job.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda _: None)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import zstandard
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -114,16 +115,18 @@ def test_a_quote_that_is_missing_in_a_line_costs_one_row(tmp_path: Path) -> None
 
 
 def test_a_cut_compressed_array_gives_its_rows_and_an_error(tmp_path: Path) -> None:
-    data = zstandard.compress(json.dumps([{"prompt": f"{i * 7919 % 99991}"} for i in range(90_000)]).encode())
+    data = zstandard.compress(json.dumps([{"prompt": f"{i * 7919 % 99991}"} for i in range(30_000)]).encode())
     *whole, last = rows_of(tmp_path, "in.json.zst", data[: len(data) // 2])
     assert len(whole) > 1000
     assert all(row.error is None for row in whole)
     assert "the input breaks off here: the zstd file ended" in str(last.error)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(15))
 @given(
-    st.lists(st.dictionaries(st.text(max_size=3), st.recursive(st.none() | st.text(), st.lists)), max_size=6),
+    st.lists(
+        st.dictionaries(st.text(max_size=3), st.recursive(st.none() | st.text(), st.lists, max_leaves=6)), max_size=4
+    ),
     st.integers(1, 9),
     st.sampled_from([None, 0, 1]),
 )
@@ -268,7 +271,7 @@ def test_readers_of_files_can_be_sent_to_another_process(tmp_path: Path) -> None
     assert list(read(0)) == [RawRow({"prompt": "a", "id": "1"}, line=2)]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(20))
 @given(
     st.lists(st.tuples(st.text('a",\n\r é'), st.text('a",\n\r é')), max_size=5),
     st.sampled_from(["\n", "\r\n", "\r"]),

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from constrained_runs import encode, ends_of, run_one
 from engines import paged_model, run_engine, tokenizer
-from test_constrained_search import encode, ends_of, run_one
 
 from pagedbatch.constraint import Constraint
 from pagedbatch.params import GenerationParams

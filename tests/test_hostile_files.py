@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_job import SilentView, without_model
@@ -131,7 +132,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     return Tiny(tmp_path_factory.mktemp("tiny"))
 
 
-@settings(max_examples=int(os.environ.get("PAGEDBATCH_EXAMPLES", "60")))
+@settings(max_examples=examples(30))
 @given(st.data())
 def test_any_corruption_is_refused_or_runs_to_the_same_output(tiny: Tiny, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(["out.jsonl.finished", "out.stats.json"]))

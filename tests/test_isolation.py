@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from examples import examples
 from failing_runner import FailingRunner, Fault, NotNumbers, key_at
 from fake_runner import FakeRunner
 from fake_runs import VOCABULARY, FakeRun, blocks_at_most, fake_engine, fake_run, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_engine import batches, engine_settings
+from request_strategies import batches, engine_settings
 
 from pagedbatch.engine.isolation import is_fatal, is_out_of_memory
 from pagedbatch.errors import BlockAccountingError
@@ -19,7 +20,7 @@ from pagedbatch.sequence import Request
 from pagedbatch.step import SchedulerOutput
 
 
-def failing_run(batch: list[Request], fault: Fault, *, num_blocks: int = 1000, **config: Any) -> FakeRun:
+def failing_run(batch: list[Request], fault: Fault, *, num_blocks: int = 120, **config: Any) -> FakeRun:
     """An engine with all requests, over a runner that fails as `fault` says."""
     fake = FakeRunner(num_blocks, config.get("block_size", 4), config.get("num_swap_blocks", 0), VOCABULARY)
     run = fake_engine(num_blocks=num_blocks, runner=FailingRunner(fake, fault), **config)
@@ -58,7 +59,7 @@ def test_the_rows_that_fail_alone_are_errors_and_the_others_are_as_ever(guilty: 
     assert run.counters.preemptions_recompute > 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(batches, engine_settings(), st.sets(st.integers(0, 6)), st.integers(0, 3), st.integers(0, 12))
 def test_rows_that_fail_at_any_place(
     batch: list[Request], config: dict[str, Any], guilty: set[int], position: int, spare: int
@@ -66,7 +67,7 @@ def test_rows_that_fail_at_any_place(
     batch = seeded(batch)
     num_blocks = spare + max(blocks_at_most(each, config["block_size"]) for each in batch)
     answers = failing_run(batch, fails_for(guilty, position), num_blocks=num_blocks, **config).drain().answers()
-    expected = fake_run(batch, num_blocks=2000, block_size=16).answers()
+    expected = fake_run(batch, block_size=16).answers()
     for row, answer in answers.items():
         if isinstance(answer, str):
             assert row in guilty
@@ -75,7 +76,7 @@ def test_rows_that_fail_at_any_place(
             assert answer == expected[row]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(batches, engine_settings(), st.integers(1, 40), st.integers(0, 12))
 def test_steps_that_are_too_large(batch: list[Request], config: dict[str, Any], most_tokens: int, spare: int) -> None:
     """Whoever fits into a step alone is answered, in smaller steps, as if nothing had been."""
@@ -87,10 +88,10 @@ def test_steps_that_are_too_large(batch: list[Request], config: dict[str, Any], 
         return MemoryError("out of memory") if step.num_tokens > most_tokens else None
 
     run = failing_run(batch, fault, num_blocks=num_blocks, **config).drain()
-    assert run.answers() == fake_run(batch, num_blocks=2000, block_size=16).answers()
+    assert run.answers() == fake_run(batch, block_size=16).answers()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(batches, engine_settings(), st.integers(0, 60), st.integers(0, 12))
 def test_a_step_that_fails_for_once(batch: list[Request], config: dict[str, Any], when: int, spare: int) -> None:
     """Whatever state the step was in: nobody is to blame, and nothing changes."""
@@ -104,10 +105,10 @@ def test_a_step_that_fails_for_once(batch: list[Request], config: dict[str, Any]
 
     run = failing_run(batch, fault, num_blocks=num_blocks, **config).drain()
     assert run.counters.failed_steps <= 1, "the fake runner's own assertions hold afterwards"
-    assert run.answers() == fake_run(batch, num_blocks=2000, block_size=16).answers()
+    assert run.answers() == fake_run(batch, block_size=16).answers()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(batches, engine_settings(), st.sets(st.integers(0, 6)), st.integers(0, 3), st.integers(0, 12))
 def test_rows_beside_one_that_is_no_numbers(
     batch: list[Request], config: dict[str, Any], guilty: set[int], position: int, spare: int
@@ -121,7 +122,7 @@ def test_rows_beside_one_that_is_no_numbers(
     )
     run.add(*batch)
     answers = run.drain().answers()
-    expected = fake_run(batch, num_blocks=2000, block_size=16).answers()
+    expected = fake_run(batch, block_size=16).answers()
     for row, answer in answers.items():
         if answer == "not a number":
             assert row in guilty

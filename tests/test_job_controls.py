@@ -8,19 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_job import View, Workplace
+from workplace import View, Workplace
 
 CONTEXT = 256  # of the table model; the random one has 512
-
-
-@pytest.fixture
-def letters(tmp_path: Path, table_model_path: Path) -> Workplace:
-    return Workplace(tmp_path, table_model_path)
-
-
-@pytest.fixture
-def words(tmp_path: Path, rand_model_path: Path) -> Workplace:
-    return Workplace(tmp_path, rand_model_path)
 
 
 def answered(work: Workplace, rows: list[Any], **settings: Any) -> list[Any]:

@@ -78,7 +78,8 @@ def test_a_changed_byte_is_refused_in_the_middle_and_redone_at_the_end(tmp_path:
     rows = [4, 0, 2]
     data = fill(path, rows)
     ends = [i + 1 for i, byte in enumerate(data) if byte == ord("\n")]
-    for at in range(len(data)):
+    # Each byte is changed in one of three ways, a line end in all three.
+    for at in sorted({*range(flip % 3, len(data), 3), *(end - 1 for end in ends)}):
         damaged = bytearray(data)
         damaged[at] ^= flip
         path.write_bytes(damaged)

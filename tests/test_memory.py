@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from snapshots import finished_row, snapshot
+from snapshots import finished_row, pools, snapshot
 
 from pagedbatch.outputs import EngineCounters, PoolCounts, StepSnapshot
 from pagedbatch.params import GenerationParams
@@ -179,24 +179,6 @@ def test_a_length_of_zero_has_its_own_bucket() -> None:
         lengths.add(tokens)
     counts = {"count": 2, "mean": 2.5, "min": 0, "max": 5, "histogram": [[0, 0, 1], [4, 7, 1]]}
     assert lengths.counts().to_json() == counts
-
-
-@st.composite
-def pools(draw: st.DrawFn) -> StepSnapshot:
-    """A snapshot of a pool of 64 blocks in any legal state."""
-    live = draw(st.integers(0, 64))
-    shared = draw(st.integers(0, live))
-    cached = draw(st.integers(0, 64 - live))
-    return snapshot(
-        private=live - shared,
-        shared=shared,
-        cached=cached,
-        free=64 - live - cached,
-        logical=live + shared * draw(st.integers(1, 7)),
-        filled_slots=draw(st.integers(live, live * 16)),
-        running_sequences=draw(st.integers(0, 9)),
-        waiting_groups=draw(st.integers(0, 9)),
-    )
 
 
 @given(st.lists(pools(), min_size=1, max_size=70))

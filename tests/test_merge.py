@@ -16,8 +16,8 @@ import pytest
 from log_lines import log_lines
 from pyarrow import parquet
 from rich.console import Console
-from test_job import MIXED, View, Workplace
-from test_shard import ROWS, Folder
+from tiny_job import ROWS, JobFolder
+from workplace import MIXED, View, Workplace
 
 from pagedbatch.cli.report import open_stats, report
 from pagedbatch.errors import PagedBatchError, RunError, UsageError
@@ -27,7 +27,7 @@ from pagedbatch.report.summary import summary
 from pagedbatch.stats.schema import Stats
 
 
-class ShardJob(Folder):
+class ShardJob(JobFolder):
     """Shards of ten rows, and what merging them gives."""
 
     def shards(self, *shards: str, **given: Any) -> list[str]:

@@ -10,14 +10,14 @@ from typing import Any
 
 import platformdirs
 import pytest
+from constrained_runs import assert_same_ranking, encode, exhaustive, ranked
 from engines import run_engine
 from fake_runs import fake_run
 from fake_runs import request as fake_request
 from hypothesis import given
 from hypothesis import strategies as st
 from models import BOS, EOS, EOT
-from test_constrained_search import assert_same_ranking, encode, exhaustive, ranked
-from test_openai_logprobs import run
+from workplace import run_rows
 
 from pagedbatch.engine.beam_search import merge_ends
 from pagedbatch.params import GenerationParams
@@ -52,7 +52,7 @@ def test_an_item_of_a_catalog_comes_once_with_its_likeliest_end(rand_model_path:
     """As many beams as items find all of them, in the order of Hugging Face's scores."""
     items = ["yes", "no", "nobody", "n", "é中😀", *string.ascii_lowercase[:7]]
     prompt = "is it?"
-    (record,) = run(
+    (record,) = run_rows(
         rand_model_path,
         tmp_path,
         [{"prompt": prompt, "allowed_outputs": items, "num_beams": 12, "n": 12, "max_tokens": 40}],
@@ -70,7 +70,7 @@ def test_an_item_of_a_catalog_comes_once_with_its_likeliest_end(rand_model_path:
 
 
 def test_own_stop_tokens_are_ends_of_an_item_too(table_model_path: Path, tmp_path: Path) -> None:
-    (record,) = run(
+    (record,) = run_rows(
         table_model_path,
         tmp_path,
         [{"prompt": "a", "allowed_outputs": ["b", "c"], "num_beams": 4, "n": 4, "stop_token_ids": [7, 8]}],
@@ -92,7 +92,7 @@ def test_twenty_capitals_on_the_demo_model(tmp_path: Path) -> None:
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 0], "bos_token_id": 1}))
     items = [f" {name}" for name in CAPITALS]
     row = {"prompt": "The capital of France is", "allowed_outputs": items, "num_beams": 20, "n": 20}
-    (record,) = run(model, tmp_path, [row])
+    (record,) = run_rows(model, tmp_path, [row])
     assert sorted(output["text"] for output in record["outputs"]) == sorted(items)
     assert record["outputs"][0]["text"] == " Paris"
     assert {output["stop_reason"] for output in record["outputs"]} <= {0, 2}

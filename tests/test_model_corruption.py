@@ -1,17 +1,17 @@
 """Random corruptions of a model's files: it answers, or is refused with one line; never anything else.
 
-`PAGEDBATCH_EXAMPLES` sets how many are tried; by hand, some thousands.
+HYPOTHESIS_PROFILE=thorough tries a thousand.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model_folders import load_all
@@ -23,7 +23,7 @@ from pagedbatch.model.runner import ModelRunner
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
 
-NUM_EXAMPLES = int(os.environ.get("PAGEDBATCH_EXAMPLES", "40"))
+NUM_EXAMPLES = examples(40)
 JSON_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 FILES = (*JSON_FILES, "model.safetensors", "model.safetensors.index.json", "special_tokens_map.json")
 #: Keys that the files may lack, and that are read where they are there.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_job import SilentView
 
 from pagedbatch.errors import RowError
 from pagedbatch.input.openai_batch import (
@@ -206,7 +207,7 @@ def test_rows_are_answered_in_their_own_shape(tmp_path: Path, rand_model_path: P
             "dtype": "float32",
             "device": "cpu",
         }
-        result = run_job(merge(given, {}), lambda *_: _Silent())
+        result = run_job(merge(given, {}), lambda *_: SilentView())
         return result.exit_code, [json.loads(line) for line in (tmp_path / f"out-{name}").read_text().splitlines()]
 
     exit_code, answers = run("in.jsonl")
@@ -229,14 +230,3 @@ def test_rows_are_answered_in_their_own_shape(tmp_path: Path, rand_model_path: P
     assert first_token.keys() == {"token", "logprob", "bytes", "top_logprobs"}
     assert len(first_token["top_logprobs"]) == 1
     assert {len(column) for column in text["choices"][0]["logprobs"].values()} == {6}
-
-
-class _Silent:
-    def __enter__(self) -> _Silent:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def update(self, *_: object) -> None:
-        return None

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from workplace import run_rows
 
 from pagedbatch.output.openai_logprobs import chat_logprobs, completion_logprobs
-from pagedbatch.run.job import run_job
-from pagedbatch.settings import merge
 
 
 def _entry(token_id: int, data: bytes, logprob: float = -1.0, top: list[Any] | None = None) -> dict[str, Any]:
@@ -89,34 +87,6 @@ def test_bytes_that_make_no_character_count_as_their_mark() -> None:
     assert written["text_offset"] == [0, 1, 2, 3, 4]
 
 
-class _Silent:
-    def __enter__(self) -> _Silent:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def update(self, *_: object) -> None:
-        return None
-
-
-def run(model: Path, folder: Path, rows: list[dict[str, Any]], **settings: Any) -> list[dict[str, Any]]:
-    """The records of a run over `rows`, all of them answered."""
-    (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = {
-        "input": str(folder / "in.jsonl"),
-        "model": str(model),
-        "output": str(folder / "out.jsonl"),
-        "num_blocks": 64,
-        "dtype": "float32",
-        "device": "cpu",
-        "restart": True,
-    }
-    result = run_job(merge(given | settings, {}), lambda *_: _Silent())
-    assert result.exit_code == 0
-    return [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
-
-
 def _demo_model() -> Path:
     import platformdirs
 
@@ -143,7 +113,7 @@ def test_an_emoji_through_a_run(rand_model_path: Path, tmp_path: Path, trained: 
         {"id": "plain", "prompt": "a", "logprobs": 5, **ask},
         {"id": "shown", "prompt": "a", "logprobs": 0, "skip_special_tokens": False, **ask},
     ]
-    chat, completion, plain, shown = run(model, tmp_path, rows)
+    chat, completion, plain, shown = run_rows(model, tmp_path, rows)
 
     (choice,) = chat["response"]["body"]["choices"]
     assert choice["message"]["content"] == text
@@ -179,10 +149,10 @@ def test_an_emoji_through_a_run(rand_model_path: Path, tmp_path: Path, trained: 
 def test_what_a_stop_string_cuts_off_keeps_its_entries(rand_model_path: Path, tmp_path: Path) -> None:
     """Lists stay in step with the tokens that were generated; offsets go on past the end of the text."""
     body = {"prompt": "a", "logprobs": 1, "max_tokens": 6, "allowed_token_ids": [10, 11, 12]}
-    (free,) = run(rand_model_path, tmp_path, [_completions_row(body)])
+    (free,) = run_rows(rand_model_path, tmp_path, [_completions_row(body)])
     text = free["response"]["body"]["choices"][0]["text"]
     assert len(text) == 6
-    (cut,) = run(rand_model_path, tmp_path, [_completions_row({**body, "stop": text[1:3]})])
+    (cut,) = run_rows(rand_model_path, tmp_path, [_completions_row({**body, "stop": text[1:3]})])
     (choice,) = cut["response"]["body"]["choices"]
     first = text.index(text[1:3])
     assert choice["text"] == text[:first]

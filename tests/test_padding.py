@@ -11,7 +11,7 @@ import pytest
 import torch
 from models import rand_model
 from safetensors.torch import load_file, save_file
-from test_job import Workplace
+from workplace import Workplace
 
 from pagedbatch.model.model_defaults import model_defaults, num_token_ids
 from pagedbatch.model.sampler import Sampler

@@ -11,8 +11,8 @@ import chat_templates
 import pytest
 from log_lines import log_lines
 from models import BOS, EOS
-from test_job import View, Workplace
 from tokenizers import processors
+from workplace import View, Workplace
 
 from pagedbatch.errors import RowError, UsageError
 from pagedbatch.input.requests import ModelLimits, PromptBuilder

@@ -12,15 +12,10 @@ from typing import Any
 
 import pytest
 from pyarrow import parquet
-from test_job import View, Workplace
+from workplace import View, Workplace
 
 from pagedbatch.errors import UsageError
 from pagedbatch.output.parquet import schema
-
-
-@pytest.fixture
-def letters(tmp_path: Path, table_model_path: Path) -> Workplace:
-    return Workplace(tmp_path, table_model_path)
 
 
 def _interrupt_after(rows: int) -> View:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from field_strategies import KEYS, VALUES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GenerationConfig
@@ -222,16 +223,6 @@ def test_every_key_of_hugging_faces_config_is_known() -> None:
 def test_no_key_means_two_things() -> None:
     tables = [OPTIONS, SYNONYMS.keys(), BUNDLES.keys(), LACKED.keys(), HARMLESS]
     assert sum(map(len, tables)) == len(frozenset().union(*tables))
-
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.binary(max_size=4)
-    | st.sampled_from([2**64, 10**400, -1, 0, 1.0, "auto", "none", "[]", "{}", '{"n": 1}', "json", "true", [], {}]),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["type", "json_schema", "schema", "n", "value", "x"]), inner, max_size=3),
-    max_leaves=6,
-)  # fmt: skip
-KEYS = st.sampled_from(sorted(KNOWN - {"prompt", "messages", "prompt_token_ids", "id"})) | st.text(max_size=6)
 
 
 def _in_batch(fields: dict[str, Any]) -> dict[str, Any]:

@@ -16,46 +16,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from log_lines import log_lines
-from tiny_job import SilentView, without_model
+from tiny_job import ROWS, JobFolder
 
 from pagedbatch.errors import UsageError
 from pagedbatch.input.files import jsonl
 from pagedbatch.input.reader import ReadOptions, open_source
-from pagedbatch.run.job import JobResult, run_job
 from pagedbatch.settings import merge
 from pagedbatch.shard import Shard, name_rows
-
-ROWS = [{"id": f"r{i}", "prompt": f"row {chr(97 + i)}", **({"n": 2} if i % 3 == 0 else {})} for i in range(10)]
-ROWS[7]["prompt"] = ""  # an error row
-
-
-class Folder:
-    """An input, and runs on it without a model."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.notices: list[str] = []
-        self.write(ROWS)
-
-    def write(self, rows: list[Any]) -> None:
-        (self.path / "in.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-
-    def run(self, output: str, update: Callable[[int], None] = lambda rows_done: None, **given: Any) -> JobResult:
-        view = SilentView()
-        view.update = lambda _, rows_done, __: update(rows_done)  # type: ignore[method-assign]
-        defaults = {"input": str(self.path / "in.jsonl"), "model": "none", "max_tokens": 3, "temperature": 1.0}
-        settings = merge(
-            {**defaults, "output": output if output == "-" else str(self.path / output), "max_num_seqs": 4, **given}, {}
-        )
-        with without_model(), log_lines(self.notices):
-            return run_job(settings, lambda *_: view)
-
-    def read(self, name: str) -> bytes:
-        return (self.path / name).read_bytes()
-
-    def stats(self, name: str) -> Any:
-        return json.loads(self.read(f"{name}.stats.json"))
 
 
 def _interrupt() -> Callable[[int], None]:
@@ -71,8 +38,8 @@ def _interrupt() -> Callable[[int], None]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(tmp_path)
+def folder(tmp_path: Path) -> JobFolder:
+    return JobFolder(tmp_path)
 
 
 @given(num_rows=st.integers(0, 10**12), count=st.integers(1, 10**5), data=st.data())
@@ -112,7 +79,7 @@ def test_rows_are_named_with_both_ends() -> None:
     assert [name_rows(range(3, 8)), name_rows(range(3, 4)), name_rows(range(3, 3))] == ["3-7", "3", "none"]
 
 
-def test_the_shards_one_after_the_other_are_the_whole(folder: Folder) -> None:
+def test_the_shards_one_after_the_other_are_the_whole(folder: JobFolder) -> None:
     assert folder.run("whole.jsonl").exit_code == 3
     codes = [folder.run(f"{i}.jsonl", shard=f"{i}/3").exit_code for i in range(3)]
     assert codes == [0, 0, 3]
@@ -121,38 +88,38 @@ def test_the_shards_one_after_the_other_are_the_whole(folder: Folder) -> None:
     assert "shard" not in folder.stats("whole")
 
 
-def test_more_shards_than_rows_leave_some_empty(folder: Folder) -> None:
+def test_more_shards_than_rows_leave_some_empty(folder: JobFolder) -> None:
     folder.write(ROWS[:2])
     assert [folder.run(f"{i}.jsonl", shard=f"{i}/3").exit_code for i in range(3)] == [0, 0, 0]
     assert [len(folder.read(f"{i}.jsonl").splitlines()) for i in range(3)] == [0, 1, 1]
 
 
-def test_the_limit_comes_before_the_shards_and_leaves_no_journal(folder: Folder) -> None:
+def test_the_limit_comes_before_the_shards_and_leaves_no_journal(folder: JobFolder) -> None:
     folder.run("1.jsonl", shard="1/2", limit=6)
     assert [json.loads(line)["id"] for line in folder.read("1.jsonl").splitlines()] == ["r3", "r4", "r5"]
     assert {path.name for path in folder.path.iterdir()} == {"in.jsonl", "1.jsonl", "1.stats.json"}
 
 
-def test_a_stream_is_sharded_like_a_file(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_is_sharded_like_a_file(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.run("file.jsonl", shard="1/2")
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(folder.read("in.jsonl"))))
     folder.run("stream.jsonl", shard="1/2", input="-")
     assert folder.read("stream.jsonl") == folder.read("file.jsonl")
 
 
-def test_an_id_that_stands_in_two_shards_is_found_by_each(folder: Folder) -> None:
+def test_an_id_that_stands_in_two_shards_is_found_by_each(folder: JobFolder) -> None:
     folder.write([*ROWS, ROWS[0]])
     for shard in ("0/2", "1/2"):
         with pytest.raises(UsageError, match=r"'r0' in lines 1, 11"):
             folder.run("out.jsonl", shard=shard)
 
 
-def test_stdout_is_refused(folder: Folder) -> None:
+def test_stdout_is_refused(folder: JobFolder) -> None:
     with pytest.raises(UsageError, match="--shard needs a file as --output"):
         folder.run("-", shard="0/2")
 
 
-def test_a_killed_shard_goes_on_and_another_one_is_refused_its_journal(folder: Folder) -> None:
+def test_a_killed_shard_goes_on_and_another_one_is_refused_its_journal(folder: JobFolder) -> None:
     folder.run("whole.jsonl", shard="1/2")
     whole = folder.read("whole.jsonl")
 
@@ -170,14 +137,14 @@ def test_a_killed_shard_goes_on_and_another_one_is_refused_its_journal(folder: F
     assert folder.read("out.jsonl") == whole
 
 
-def test_an_input_that_grew_moves_the_rows_and_is_refused(folder: Folder) -> None:
+def test_an_input_that_grew_moves_the_rows_and_is_refused(folder: JobFolder) -> None:
     assert folder.run("out.jsonl", _interrupt(), shard="0/2").exit_code == 130
     folder.write([*ROWS, {"prompt": "x"}, {"prompt": "y"}])
     with pytest.raises(UsageError, match=r"rows: was '0-4 of 10', now '0-5 of 12'"):
         folder.run("out.jsonl", shard="0/2")
 
 
-def test_error_rows_of_a_shard_are_retried(folder: Folder) -> None:
+def test_error_rows_of_a_shard_are_retried(folder: JobFolder) -> None:
     assert folder.run("out.jsonl", shard="1/2").exit_code == 3
     before = folder.read("out.jsonl")
     folder.notices.clear()

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from snapshots import finished_row, snapshot
-from test_memory import pools
+from snapshots import finished_row, pools, snapshot
 
 from pagedbatch.outputs import EngineCounters, StepSnapshot
 from pagedbatch.params import GenerationParams

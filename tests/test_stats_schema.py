@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stats_files import run_stats, shown
 
-from pagedbatch.cli.report import open_stats, write_page
+from pagedbatch.cli.report import open_stats
 from pagedbatch.errors import UsageError
 from pagedbatch.printable import printable_values
 from pagedbatch.report.details import details
@@ -79,7 +80,7 @@ ODD = st.sampled_from(
 FULL, PART = full_stats(), part_stats()
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(40))
 @given(st.sampled_from(sorted(places(FULL), key=repr)), ODD)
 def test_what_passes_can_be_shown(path: tuple[Any, ...], value: Any) -> None:
     stats = changed(FULL, path, value)
@@ -89,7 +90,7 @@ def test_what_passes_can_be_shown(path: tuple[Any, ...], value: Any) -> None:
         assert not any("\x1b" in line for line in lines)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(20))
 @given(st.sampled_from(sorted(places(PART), key=repr)), ODD)
 def test_what_passes_can_be_merged(path: tuple[Any, ...], value: Any) -> None:
     stats = changed(PART, path, value)
@@ -159,14 +160,3 @@ def test_a_file_of_anything_is_a_line(tmp_path: Path, data: bytes) -> None:
     path.write_bytes(data)
     with pytest.raises(UsageError, match="not a stats file"):
         open_stats(path)
-
-
-def test_a_page_shows_hostile_texts_as_text(tmp_path: Path) -> None:
-    stats = changed(FULL, ("settings", "model", "value"), "<script>alert(1)</script>\x1b[31m\u202e")
-    stats = changed(stats, ("versions", "<b>"), "$x$ <i>")
-    stats = changed(stats, ("time", "<u>$"), 1.0)
-    write_page(tmp_path / "page.html", {"<a>\x1b": Stats.from_json(stats), "b": Stats.from_json(FULL)})
-    page = (tmp_path / "page.html").read_text()
-    for wrong in ("<script>", "<i>", "<u>", "<b>$", "<a>", "\x1b", "\u202e"):
-        assert wrong not in page
-    assert "&lt;script&gt;" in page

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from models import EOS, rand_model
-from test_openai_logprobs import run
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from workplace import run_rows
 
 from pagedbatch.errors import RowError, UsageError
 from pagedbatch.input.reader import Row
@@ -69,7 +69,7 @@ def test_the_part_is_closed_in_time_and_split_off(tmp_path: Path, special: bool,
     }
     kinds = [{}, {"n": 3, "temperature": 1.0}, {"num_beams": 3, "n": 3}]
     rows = [{**asked, "thinking_budget": budget, **kind} for budget in (0, 1, 5) for kind in kinds]
-    for row, record in zip(rows, run(model, tmp_path, rows), strict=True):
+    for row, record in zip(rows, run_rows(model, tmp_path, rows), strict=True):
         for output in record["outputs"]:
             ids, budget = output["token_ids"], row["thinking_budget"]
             assert len(ids) == 24
@@ -84,13 +84,13 @@ def test_the_part_is_closed_in_time_and_split_off(tmp_path: Path, special: bool,
 def test_a_part_that_the_model_opens_counts_from_there(leaves: Path, tmp_path: Path) -> None:
     (tag,), (closing,) = _ids(leaves, "<think>"), _ids(leaves, "</think>")
     row = {"messages": HI, "max_tokens": 12, "logit_bias": {tag: 1000}, "thinking_budget": 3, "ignore_eos": True}
-    (record,) = run(leaves, tmp_path, [row])
+    (record,) = run_rows(leaves, tmp_path, [row])
     (output,) = record["outputs"]
     assert output["token_ids"][:5] == [tag] * 4 + [closing]
     assert output["reasoning"] == "<think>" * 3
     assert record["usage"]["reasoning_tokens"] == 3
-    (free,) = run(leaves, tmp_path, [{"messages": HI, "max_tokens": 12, "thinking_budget": 3, "ignore_eos": True}])
-    (never,) = run(leaves, tmp_path, [{"messages": HI, "max_tokens": 12, "ignore_eos": True}])
+    (free,) = run_rows(leaves, tmp_path, [{"messages": HI, "max_tokens": 12, "thinking_budget": 3, "ignore_eos": True}])
+    (never,) = run_rows(leaves, tmp_path, [{"messages": HI, "max_tokens": 12, "ignore_eos": True}])
     assert free["outputs"] == never["outputs"]  # it does not think
     assert free["outputs"][0]["reasoning"] is None
     assert free["usage"]["reasoning_tokens"] == 0
@@ -106,7 +106,7 @@ def test_constraints_hold_the_answer(opens: Path, leaves: Path, tmp_path: Path) 
     for model in (opens, leaves):
         (closing,) = _ids(model, "</think>")
         rows = [{"messages": HI, "max_tokens": 20, "thinking_budget": 4, **each} for each in held]
-        for row, record in zip(rows, run(model, tmp_path, rows), strict=True):
+        for row, record in zip(rows, run_rows(model, tmp_path, rows), strict=True):
             assert len(record["outputs"]) == row.get("n", 1)
             for output in record["outputs"]:
                 assert output["token_ids"].index(closing) <= 4 + (model == leaves)
@@ -121,7 +121,7 @@ def test_constraints_hold_the_answer(opens: Path, leaves: Path, tmp_path: Path) 
 
 
 def test_without_a_budget_a_constraint_holds_the_whole_output(opens: Path, tmp_path: Path) -> None:
-    (record,) = run(opens, tmp_path, [{"messages": HI, "max_tokens": 20, "allowed_outputs": ["yes"]}])
+    (record,) = run_rows(opens, tmp_path, [{"messages": HI, "max_tokens": 20, "allowed_outputs": ["yes"]}])
     (output,) = record["outputs"]
     assert output["text"] == "yes"
     assert "reasoning" not in output
@@ -167,7 +167,7 @@ def test_what_a_prompt_has_opened_and_closed(opens: Path, leaves: Path, tmp_path
 
 
 def test_a_row_without_thinking_is_what_it_was(rand_model_path: Path, tmp_path: Path) -> None:
-    (record,) = run(rand_model_path, tmp_path, [{"messages": HI, "max_tokens": 4}])
+    (record,) = run_rows(rand_model_path, tmp_path, [{"messages": HI, "max_tokens": 4}])
     assert "reasoning" not in record["outputs"][0]
     assert "reasoning_tokens" not in record["usage"]
 
@@ -175,7 +175,7 @@ def test_a_row_without_thinking_is_what_it_was(rand_model_path: Path, tmp_path: 
 def test_the_shape_of_openai(opens: Path, tmp_path: Path) -> None:
     body = {"messages": HI, "max_tokens": 12, "thinking_budget": 4, "ignore_eos": True}
     batch = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
-    answered, plain = run(opens, tmp_path, [batch, {"id": "b", **body}])
+    answered, plain = run_rows(opens, tmp_path, [batch, {"id": "b", **body}])
     (choice,) = answered["response"]["body"]["choices"]
     (output,) = plain["outputs"]
     assert choice["message"] == {
@@ -188,7 +188,7 @@ def test_the_shape_of_openai(opens: Path, tmp_path: Path) -> None:
 
 def test_what_the_length_limit_cuts_while_thinking_is_no_answer(opens: Path, tmp_path: Path) -> None:
     bans = {"bad_words": [_ids(opens, "</think>")]}
-    (record,) = run(opens, tmp_path, [{"messages": HI, "max_tokens": 6, "ignore_eos": True, **bans}])
+    (record,) = run_rows(opens, tmp_path, [{"messages": HI, "max_tokens": 6, "ignore_eos": True, **bans}])
     (output,) = record["outputs"]
     assert output["text"] == ""
     assert output["reasoning"] == _text(opens, output["token_ids"]).strip("\n")
@@ -198,7 +198,7 @@ def test_what_the_length_limit_cuts_while_thinking_is_no_answer(opens: Path, tmp
 @pytest.mark.parametrize("include", [False, True])
 def test_a_stop_string_may_be_the_closing_tag(opens: Path, tmp_path: Path, include: bool) -> None:
     row = {"messages": HI, "max_tokens": 9, "thinking_budget": 3, "stop": "</think>", "include_stop": include}
-    (record,) = run(opens, tmp_path, [{**row, "ignore_eos": True}])
+    (record,) = run_rows(opens, tmp_path, [{**row, "ignore_eos": True}])
     (output,) = record["outputs"]
     assert output["stop_reason"] == "</think>"
     assert output["text"] == ""
@@ -210,7 +210,7 @@ def test_parquet_has_the_parts(opens: Path, tmp_path: Path) -> None:
 
     from pagedbatch.output.parquet import write_parquet
 
-    records = run(opens, tmp_path, [{"messages": HI, "max_tokens": 9, "thinking_budget": 3}])
+    records = run_rows(opens, tmp_path, [{"messages": HI, "max_tokens": 9, "thinking_budget": 3}])
     write_parquet(tmp_path / "out.parquet", (json.dumps(record).encode() for record in records))
     (row,) = parquet.read_table(tmp_path / "out.parquet").to_pylist()
     assert row["outputs"][0]["reasoning"] == records[0]["outputs"][0]["reasoning"]
@@ -222,7 +222,7 @@ def test_a_model_that_marks_no_part_refuses(rand_model_path: Path, opens: Path, 
     with pytest.raises(RowError, match="thinking_budget: this model marks no thinking part: neither its chat template"):
         _request(rand_model_path, row)
     with pytest.raises(UsageError, match=r"thinking_budget: this model marks no .* \(for model .*"):
-        run(rand_model_path, tmp_path, [{"messages": HI}], thinking_budget=3)
+        run_rows(rand_model_path, tmp_path, [{"messages": HI}], thinking_budget=3)
     channels = thinking_model(tmp_path / "channels", TURNS + "<|channel|>final", tokens=False)
     with pytest.raises(RowError, match="it thinks in channels"):
         _request(channels, row)

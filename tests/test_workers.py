@@ -21,8 +21,8 @@ from typing import Any
 import psutil
 import pytest
 from ray_cluster import ray_cluster
-from test_job import View, Workplace
 from tiny_workers import FATAL, tiny_workers
+from workplace import View, Workplace
 
 from pagedbatch.errors import UsageError
 
@@ -138,7 +138,7 @@ def test_a_killed_job_is_resumed_by_two_other_workers(words: Workplace, expected
     pids = json.loads((words.folder / "pids.json").read_text())
     workers = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
     assert len(pids) == 2 * 3  # two more prepare the rows of each
-    assert psutil.wait_procs(workers, timeout=20)[1] == [], "workers outlive their job"
+    assert psutil.wait_procs(workers, timeout=300)[1] == [], "workers outlive their job"
     view = View()
     assert words.run(view, ray_address=cluster, workers=2, **SETTINGS).exit_code == 0
     assert view.notices[0].startswith("resuming: ")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from log_lines import log_lines
 
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
 from pagedbatch.input.requests import ModelLimits, PromptBuilder
+from pagedbatch.run.job import JobResult, run_job
 from pagedbatch.run.setup import EngineSetup, TokenizerSetup
-from pagedbatch.settings import RunSettings
+from pagedbatch.settings import RunSettings, merge
 from pagedbatch.step import ModelRunnerOutput, SampleResult, SchedulerOutput
 
 VOCABULARY = 256
@@ -107,3 +111,40 @@ def without_model() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr("pagedbatch.run.job.model_fingerprint", lambda _: "tiny")
         patch.setattr("pagedbatch.run.job.go_offline_if_needed", lambda *_: None)
         yield patch
+
+
+ROWS = [{"id": f"r{i}", "prompt": f"row {chr(97 + i)}", **({"n": 2} if i % 3 == 0 else {})} for i in range(10)]
+ROWS[7]["prompt"] = ""  # an error row
+
+
+class JobFolder:
+    """A folder with an input, and jobs on it without a model."""
+
+    def __init__(self, path: Path, rows: Sequence[Any] | None = ROWS) -> None:
+        """Without `rows`, the input is what lies there."""
+        self.path = path
+        self.notices: list[str] = []
+        if rows is not None:
+            self.write(rows)
+
+    def write(self, rows: Sequence[Any]) -> None:
+        (self.path / "in.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+    def run(
+        self, output: str = "out.jsonl", update: Callable[[int], None] = lambda rows_done: None, **given: Any
+    ) -> JobResult:
+        """`update` is called with the number of rows done."""
+        view = SilentView()
+        view.update = lambda _, rows_done, __: update(rows_done)  # type: ignore[method-assign]
+        defaults = {"input": str(self.path / "in.jsonl"), "model": "none", "max_tokens": 3, "temperature": 1.0}
+        settings = merge(
+            {**defaults, "output": output if output == "-" else str(self.path / output), "max_num_seqs": 4, **given}, {}
+        )
+        with without_model(), log_lines(self.notices):
+            return run_job(settings, lambda *_: view)
+
+    def read(self, name: str) -> bytes:
+        return (self.path / name).read_bytes()
+
+    def stats(self, name: str) -> Any:
+        return json.loads(self.read(f"{name}.stats.json"))

@@ -6,6 +6,7 @@ import json
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from pagedbatch.stats.schema import RowCounts, Setting, Stats, Throughput, Worke
 _PACKAGES = ("torch", "transformers", "tokenizers", "triton", "numpy", "xgrammar")
 
 
+@cache
 def versions() -> dict[str, str]:
     """The versions that results depend on, read from the packages' metadata without importing them."""
     found = {"pagedbatch": __version__, "python": platform.python_version()}
