@@ -52,12 +52,12 @@ def test_products(name: str, size: int, dtype: torch.dtype) -> None:
     made = linears(name, dtype)
     for width in (1, 17, 70):
         plain = made.linear(layer(size, width, dtype), layer(size, 3, dtype, has_bias=True), keep=True)
-        gated = made.gated(layer(size, width, dtype), layer(size, width, dtype, has_bias=True), keep=True)
+        swiglu = made.swiglu(layer(size, width, dtype), layer(size, width, dtype, has_bias=True), keep=True)
         for num_rows in NUM_ROWS:
             rows = torch.randn(num_rows, size).to(dtype)
             residual = torch.randn(num_rows, width + 3).to(dtype)
             check(plain, rows)
-            check(gated, rows)
+            check(swiglu, rows)
             check(lambda rows, product=plain, residual=residual: product(rows, residual.clone()), rows)
             check(lambda residual, product=plain, rows=rows: product(rows.clone(), residual), residual)
 

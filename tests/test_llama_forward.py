@@ -89,7 +89,7 @@ MIXED = (([5, 6, 7, 8, 9, 10, 11, 12, 13], 0, [0, 1]), ([20, 21, 22], 0, [2]), (
 def test_logits_are_those_of_the_plain_forward(changes: dict[str, Any], draws: list[int]) -> None:
     loaded = llama(**changes)
     hf, fused = runner_of(loaded, "hf"), runner_of(loaded)
-    assert (hf.forward_name, fused.forward_name) == ("hf", "fused")
+    assert (hf.forward_name, fused.forward_name, runner_of(loaded, "plain").forward_name) == ("hf", "fused", "hf")
     for step in (step_of(*MIXED, draws=draws), step_of(([14], 9, [0, 1]), ([23], 3, [2]), draws=[1, 0])):
         torch.testing.assert_close(logits_of(fused, step), logits_of(hf, step), atol=1e-4, rtol=1e-4)
 

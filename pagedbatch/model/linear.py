@@ -1,7 +1,7 @@
-"""A decoder's linear layers on a CPU, as products with weights laid out once. Knows no layer's place in a model.
+"""A decoder's linear layers on a CPU, whose weights are packed once: by our C++ library, or by oneDNN.
 
-By our own library, or, where the CPU has instructions for matrices of bfloat16, by oneDNN. Either takes the weights
-over: the layers lose theirs, so that none stands in memory twice.
+oneDNN is used where the CPU has instructions for matrices of bfloat16. Either takes the weights over: the layers
+release theirs, so that no weight is in memory twice.
 """
 
 from __future__ import annotations
@@ -16,66 +16,66 @@ from torch import Tensor, nn
 
 from pagedbatch.model.padded_gemm import pad_to_tiles
 
-#: Rows that oneDNN is told to expect when it chooses a layout; other numbers are hardly slower with it. Told of 64, it
-#: lays tall matrices (the MLP's way down) out so that 64 rows and 128 take a tenth longer.
-_EXPECTED_ROWS = 128
+#: Number of tokens for which oneDNN chooses a layout; other numbers are hardly slower with it. For 64, it packs tall
+#: matrices (the MLP's down projection) so that both 64 and 128 tokens take a tenth longer.
+_EXPECTED_TOKENS = 128
 
 _Weights: TypeAlias = "tuple[Tensor, Tensor | None]"
 
 
 class Linear(Protocol):
-    """A product: [num_tokens, out_features] for [num_tokens, in_features]."""
+    """Maps [num_tokens, in_features] to [num_tokens, out_features]."""
 
-    def __call__(self, rows: Tensor, /) -> Tensor: ...
+    def __call__(self, hidden: Tensor, /) -> Tensor: ...
 
 
 class ResidualLinear(Linear, Protocol):
-    def __call__(self, rows: Tensor, residual: Tensor | None = None, /) -> Tensor:
+    def __call__(self, hidden: Tensor, residual: Tensor | None = None, /) -> Tensor:
         """`residual` [num_tokens, out_features] is added."""
         ...
 
 
 class Linears(Protocol):
-    """One of the two ways. `keep`: the layers keep their weights, at the price of a second copy."""
+    """Packs layers. `keep`: the layers keep their weights, at the price of a second copy."""
 
     def linear(self, *layers: nn.Linear, keep: bool) -> ResidualLinear:
-        """Layers with one input, their outputs side by side."""
+        """Layers with the same input; their outputs are concatenated."""
         ...
 
-    def gated(self, gate: nn.Linear, up: nn.Linear, *, keep: bool) -> Linear:
-        """SiLU of what `gate` gives, times what `up` gives."""
+    def swiglu(self, gate: nn.Linear, up: nn.Linear, *, keep: bool) -> Linear:
+        """silu(gate(hidden)) * up(hidden)."""
         ...
 
 
 class PackedLinears:
-    """By our own library: a token's outputs are the same bits whatever it is batched with."""
+    """By our C++ library (gemm.cpp): a token's outputs have the same bits whatever it is batched with."""
 
     def __init__(self, gemm: PackedGemm) -> None:
         self._gemm = gemm
 
     def linear(self, *layers: nn.Linear, keep: bool) -> ResidualLinear:
-        panels = self._gemm.pack([layer.weight.detach() for layer in layers], [_bias(layer) for layer in layers])
+        packed = self._gemm.pack([layer.weight.detach() for layer in layers], [_bias(layer) for layer in layers])
         _release_weights(layers, keep)
-        return partial(self._gemm.matmul, panels)
+        return partial(self._gemm.matmul, packed)
 
-    def gated(self, gate: nn.Linear, up: nn.Linear, *, keep: bool) -> Linear:
-        panels = self._gemm.pack_swiglu(gate.weight.detach(), up.weight.detach(), [_bias(gate), _bias(up)])
+    def swiglu(self, gate: nn.Linear, up: nn.Linear, *, keep: bool) -> Linear:
+        packed = self._gemm.pack_swiglu(gate.weight.detach(), up.weight.detach(), [_bias(gate), _bias(up)])
         _release_weights((gate, up), keep)
-        return partial(self._gemm.matmul, panels)
+        return partial(self._gemm.matmul, packed)
 
 
 class OneDnnLinears:
-    """By oneDNN: how a token's outputs are rounded depends on how many there are. Rows are padded (padded_gemm.py)."""
+    """By oneDNN: rounding depends on the number of tokens. Inputs are padded (padded_gemm.py)."""
 
     def linear(self, *layers: nn.Linear, keep: bool) -> ResidualLinear:
-        return partial(_product, *_reordered(layers, keep))
+        return partial(_onednn_linear, *_pack_for_onednn(layers, keep))
 
-    def gated(self, gate: nn.Linear, up: nn.Linear, *, keep: bool) -> Linear:
-        return partial(_gated_product, _reordered((gate,), keep), _reordered((up,), keep))
+    def swiglu(self, gate: nn.Linear, up: nn.Linear, *, keep: bool) -> Linear:
+        return partial(_onednn_swiglu, _pack_for_onednn((gate,), keep), _pack_for_onednn((up,), keep))
 
 
-def _reordered(layers: Sequence[nn.Linear], keep: bool) -> tuple[Tensor, Tensor | None]:
-    """Weights as oneDNN wants them, and biases [out_features], if there are any."""
+def _pack_for_onednn(layers: Sequence[nn.Linear], keep: bool) -> tuple[Tensor, Tensor | None]:
+    """Weights in oneDNN's layout, and biases [out_features], None if there are none."""
     weights = [pad_to_tiles(layer.weight.detach()) for layer in layers]
     biases = [_bias(layer) for layer in layers]
     bias = None
@@ -83,25 +83,25 @@ def _reordered(layers: Sequence[nn.Linear], keep: bool) -> tuple[Tensor, Tensor 
         zeros = [layer.weight.new_zeros(layer.out_features) for layer in layers]
         bias = torch.cat([zero if each is None else each for each, zero in zip(biases, zeros, strict=True)])
     weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-    reordered = torch.ops.mkldnn._reorder_linear_weight(weight, _EXPECTED_ROWS)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, _EXPECTED_TOKENS)
     _release_weights(layers, keep)
-    return reordered, bias
+    return packed, bias
 
 
-def _product(weight: Tensor, bias: Tensor | None, rows: Tensor, residual: Tensor | None = None) -> Tensor:
-    rows = pad_to_tiles(rows)
+def _onednn_linear(weight: Tensor, bias: Tensor | None, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
+    hidden = pad_to_tiles(hidden)
     result: Tensor
     if residual is None:
-        result = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+        result = torch.ops.mkldnn._linear_pointwise(hidden, weight, bias, "none", [], "")
     else:
-        result = torch.ops.mkldnn._linear_pointwise.binary(rows, residual, weight, bias, "add")
+        result = torch.ops.mkldnn._linear_pointwise.binary(hidden, residual, weight, bias, "add")
     return result
 
 
-def _gated_product(gate: _Weights, up: _Weights, rows: Tensor) -> Tensor:
-    rows = pad_to_tiles(rows)
-    gates = torch.ops.mkldnn._linear_pointwise(rows, *gate, "swish", [], "")
-    result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, gates, *up, "mul")
+def _onednn_swiglu(gate: _Weights, up: _Weights, hidden: Tensor) -> Tensor:
+    hidden = pad_to_tiles(hidden)
+    gates = torch.ops.mkldnn._linear_pointwise(hidden, *gate, "swish", [], "")
+    result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(hidden, gates, *up, "mul")
     return result
 
 
@@ -110,16 +110,16 @@ def _bias(layer: nn.Linear) -> Tensor | None:
 
 
 def _release_weights(layers: Sequence[nn.Linear], keep: bool) -> None:
-    """Takes their weights, unless they are to be kept."""
+    """Empties the weights of layers, unless they are to be kept."""
     for layer in () if keep else layers:
         layer.weight = nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
 
 
 def choose_linears(dtype: torch.dtype, notice: Callable[[str], None]) -> Linears:
-    """oneDNN's where it has instructions for matrices of `dtype`, else our own.
+    """oneDNN if the CPU has instructions for matrices of `dtype`, else our C++ library.
 
     Args:
-        notice: takes one line when our library has to be built first.
+        notice: takes one line when the library has to be built first.
     """
     gemm = PackedGemm(notice)
     if dtype == torch.bfloat16 and gemm.has_matrix_unit and torch.ops.mkldnn._is_mkldnn_bf16_supported():
