@@ -86,7 +86,7 @@ MIXED = (([5, 6, 7, 8, 9, 10, 11, 12, 13], 0, [0, 1]), ([20, 21, 22], 0, [2]), (
 
 @pytest.mark.parametrize("changes", [{}, {"attention_bias": True, "mlp_bias": True}, {"tie_word_embeddings": True}])
 @pytest.mark.parametrize("draws", [[2, 0], [1], [0, 1, 2], []])
-def test_logits_are_those_of_the_plain_forward(changes: dict[str, Any], draws: list[int]) -> None:
+def test_logits_are_those_of_the_hf_forward(changes: dict[str, Any], draws: list[int]) -> None:
     loaded = llama(**changes)
     hf, fused = runner_of(loaded, "hf"), runner_of(loaded)
     assert (hf.forward_name, fused.forward_name, runner_of(loaded, "plain").forward_name) == ("hf", "fused", "hf")

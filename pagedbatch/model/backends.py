@@ -1,4 +1,4 @@
-"""Which kernel backend serves a device, and what happens when its kernels fail. Knows no kernel's insides."""
+"""Chooses the attention backend and the sampling ops of a device, and falls back to torch when a kernel fails."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from torch import Tensor
 
 from pagedbatch.errors import UsageError
 from pagedbatch.model.torch_sampling import TorchSamplingOps
+from pagedbatch.wording import first_line
 
 REFERENCE = cast(Backend, reference)
 
 
 def available_backends() -> list[str]:
-    """Names of the backends that can run here, the best first. Builds nothing."""
+    """Names of the backends that can run here, best first. Builds nothing."""
     triton = ["triton"] if _triton_can_launch() else []
     return [*triton, "cpu", "torch"] if cpu_build.can_load() else [*triton, "torch"]
 
 
 def choose_backend(name: str, device: torch.device, notice: Callable[[str], None]) -> tuple[str, Backend]:
-    """The backend called `name`, or the best one for `device` when it is "auto".
+    """The backend called `name`; "auto" is the best one for `device`.
 
     Args:
-        notice: takes one line when kernels have to be built first, and one when they can't be, or fail, and the plain
-            torch backend goes on in their place.
+        notice: takes one line when kernels have to be built first, and one when they can't be built, or fail, and the
+            torch backend replaces them.
 
     Raises:
         UsageError: that backend can't run here.
@@ -68,13 +69,13 @@ def choose_backend(name: str, device: torch.device, notice: Callable[[str], None
 def choose_sampling_ops(
     attention: str, backend_name: str, device: torch.device, notice: Callable[[str], None]
 ) -> SamplingOps:
-    """What works on rows of logits: on a CPU its library's functions, whichever backend attends; else torch.
+    """On a CPU those of the C++ library, whatever the attention backend; otherwise those in torch.
 
     Args:
-        attention, backend_name: what `choose_backend` was asked for, and gave.
+        attention, backend_name: the argument and the result of `choose_backend`.
         notice: takes one line when the library has to be built first, and one when it can't be.
     """
-    has_failed = (attention, backend_name) == ("auto", "torch")  # and that was said
+    has_failed = (attention, backend_name) == ("auto", "torch")  # and the user was told
     if device.type != "cpu" or has_failed:
         return TorchSamplingOps()
     from pagedbatch_kernels.cpu.sampling import CpuSamplingOps
@@ -87,10 +88,10 @@ def choose_sampling_ops(
 
 
 class FallbackBackend:
-    """A backend whose first failing kernel is answered, and from then on replaced, by the plain torch one.
+    """A backend that the torch backend replaces from the first kernel on that fails.
 
-    Both must keep their caches in the same layout, so that a run can change over at any step. A failed call is simply
-    made again: every function overwrites what it writes.
+    Both have the same cache layout, so that a run can switch at any step. A failed call is made again: every function
+    overwrites what it writes.
     """
 
     def __init__(self, name: str, primary: Backend, notice: Callable[[str], None]) -> None:
@@ -133,8 +134,9 @@ class FallbackBackend:
         except Exception as error:
             if self._current is REFERENCE:
                 raise
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            self._notice(f"{self._name} kernel {function} failed ({reason}): going on with the torch backend")
+            self._notice(
+                f"{self._name} kernel {function} failed ({first_line(error)}): going on with the torch backend"
+            )
             self._current = REFERENCE
             return getattr(REFERENCE, function)(*args, **options)
 

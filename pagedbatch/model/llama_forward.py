@@ -142,7 +142,7 @@ class FusedForward:
         return qkv[:, : self._num_heads]
 
     def _finish(self, number: int, layer: Layer, hidden: Tensor, queries: Tensor, attention: AttentionBatch) -> Tensor:
-        """The rest of the layer, for the tokens of `queries`, whose layer inputs are `hidden`: [num_queries, hidden_size]."""
+        """The rest of the layer for the tokens of `queries`; `hidden` and the result are [num_queries, hidden_size]."""
         with self._attention.timed():
             attended = self._attention.backend.paged_attention(
                 queries,
