@@ -17,6 +17,7 @@ import torch
 
 from pagedbatch.errors import UsageError
 from pagedbatch.model.library_errors import is_installed, one_line_errors, quiet
+from pagedbatch.model.model_config import meta_model
 from pagedbatch.model.model_files import CONFIG, ModelSource
 from pagedbatch.model.weight_files import (
     ADAPTER,
@@ -53,8 +54,6 @@ _SCALES = re.compile(
     r"nested_absmax|nested_quant_map|quant_state\.\w+)$"
 )
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
-#: The attention that a config asks for may not be installed, and is not used here.
-_ANY_ATTENTION = "eager"
 _HF_QUANT_CONFIG = "hf_quant_config.json"
 
 
@@ -130,10 +129,7 @@ def check_tensors(source: ModelSource, config: Any, tensors: Mapping[str, Stored
     _refuse_integers(source, config, tensors)
     beyond = [name for name in tensors if _is_beyond(name, config) and not _HARMLESS.search(name)]
     _refuse_unused(source, config, beyond)
-    from transformers import AutoModelForCausalLM
-
-    with one_line_errors(f"{source.config_place}: no model can be built from it"), quiet(), torch.device("meta"):
-        model_class: Any = type(AutoModelForCausalLM.from_config(config, attn_implementation=_ANY_ATTENTION))
+    model_class: Any = type(meta_model(config, f"{source.config_place}: no model can be built from it"))
     if not is_installed("accelerate"):  # transformers needs it to load meta tensors
         return
     meta_tensors = {
@@ -144,7 +140,7 @@ def check_tensors(source: ModelSource, config: Any, tensors: Mapping[str, Stored
         _, report = model_class.from_pretrained(
             None,
             config=config,
-            attn_implementation=_ANY_ATTENTION,
+            attn_implementation="eager",
             state_dict=meta_tensors,
             device_map={"": "meta"},
             ignore_mismatched_sizes=True,

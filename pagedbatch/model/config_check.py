@@ -37,6 +37,11 @@ def is_integer(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def are_counts(value: Any) -> TypeGuard[list[int]]:
+    """Whether it is a list of integers of 0 or more."""
+    return isinstance(value, list) and all(is_integer(item) and item >= 0 for item in value)
+
+
 def is_number(value: Any) -> bool:
     """Whether it is a finite number that a float can hold."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):

@@ -50,7 +50,7 @@ def context_length(config: Any) -> ContextLength:
     """
     longest = int(config.max_position_embeddings)
     if config.model_type in _POSITION_TABLES:
-        return ContextLength(longest, ceiling=f"its positions are a table of {longest} rows")
+        return ContextLength(longest, ceiling=f"its positions are a table of {longest} entries")
     rope = getattr(config, "rope_parameters", None) or {}
     kind = rope.get("rope_type")
     original = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagedbatch.errors import ParamError, UsageError
-from pagedbatch.model.config_check import is_integer
+from pagedbatch.model.config_check import are_counts, is_integer
 from pagedbatch.model.model_files import shown
 from pagedbatch.params import resolve
 
@@ -119,7 +119,7 @@ def check_generation_config(raw: Mapping[str, Any], place: str) -> None:
     if length is not None and not is_integer(length):
         refuse("max_length", f"must be an integer, got {shown(length)}")
     for key, holds, says in (
-        ("suppress_tokens", _is_token_ids, "a list of token ids"),
+        ("suppress_tokens", are_counts, "a list of token ids"),
         ("bad_words_ids", _are_words, "a list of lists of token ids"),
     ):
         if raw.get(key) is not None and not holds(raw[key]):
@@ -137,12 +137,8 @@ def _beside(name: str, value: Any) -> dict[str, Any]:
     return {}
 
 
-def _is_token_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(is_integer(item) and item >= 0 for item in value)
-
-
 def _are_words(value: Any) -> bool:
-    return isinstance(value, list) and all(_is_token_ids(word) and word for word in value)
+    return isinstance(value, list) and all(are_counts(word) and word for word in value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 
 from pagedbatch.errors import UsageError
-from pagedbatch.model.config_check import is_integer
+from pagedbatch.model.config_check import are_counts
 from pagedbatch.model.model_files import CONFIG, broken, first_bytes, read_object, refuse_pointer, shown
 
 WEIGHTS = "model.safetensors"
@@ -189,16 +189,12 @@ def _read_tensor(entry: Any, name: str, file: Path) -> StoredTensor:
         raise UsageError(f"{place} must be an object, got {shown(entry)}")
     shape, offsets, dtype = (entry.get(key) for key in ("shape", "data_offsets", "dtype"))
     is_known = isinstance(dtype, str) and (dtype in STORED_DTYPES or dtype in _NAMELESS_DTYPES)
-    if not is_known or not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
+    if not is_known or not are_counts(shape) or not are_counts(offsets) or len(offsets) != 2:
         raise UsageError(f"{place} is malformed: {shown(entry)}")
     known = STORED_DTYPES.get(str(dtype))
     if offsets[1] < offsets[0] or (known is not None and math.prod(shape) * known.itemsize != offsets[1] - offsets[0]):
         raise UsageError(f"{place} has another size than its shape says: {shown(entry)}")
     return StoredTensor(tuple(shape), known, file)
-
-
-def _are_counts(value: Any) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(is_integer(item) and item >= 0 for item in value)
 
 
 def subfolder_hint(folder: Path) -> str:
