@@ -117,6 +117,7 @@ shards: $(SETUP)
 docs: $(SETUP)
 	@$(PY) docs/make_options.py
 	@PYTHONPATH=tests $(PY) docs/make_models.py
+	@$(PY) docs/make_stats.py
 
 picture: $(SETUP)
 	@$(MAKE) pass-at-k RUN_FLAGS="--num-blocks 160 --output out/picture.jsonl --restart $(RUN_FLAGS)"

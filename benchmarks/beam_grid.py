@@ -2,8 +2,8 @@
 
     PYTHONPATH=tests python benchmarks/beam_grid.py [table|rand|stories ...]
 
-Kept out of the tests for its length (minutes a model); `test_beam_grid.py` runs a sample. What is compared: the texts,
-their order, and their scores within 1e-4.
+It takes minutes per model, so `test_beam_grid.py` runs only a sample. Compared are the texts, their order, and their
+scores within 1e-4.
 """
 
 from __future__ import annotations

@@ -31,10 +31,8 @@ from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
 from pagedbatch.stats.memory import MemoryAccount
 from pagedbatch.step import ModelRunnerOutput, SchedulerOutput
-from pagedbatch.tools.simulate.genealogy import lineages
-from pagedbatch.tools.simulate.lengths import RequestLengths
 from pagedbatch.tools.simulate.simulate import simulate
-from pagedbatch.tools.simulate.trace import script_trace
+from pagedbatch.tools.simulate.trace import RequestLengths, script_trace
 
 PAPER = {2: 0.3756, 4: 0.5313, 6: 0.5516}
 DISTANCES = (1, 2, 4, 8, 16, 32)
@@ -75,11 +73,25 @@ def search(runner: Any, lengths: list[tuple[list[int], int]], num_beams: int) ->
 
 def saved(account: MemoryAccount) -> float:
     memory = account.memory()
-    return 1 - float(memory["mean_live_blocks"] / memory["mean_logical_blocks"])
+    return 1 - memory.mean_live_blocks / memory.mean_logical_blocks
+
+
+def lineages(generations: list[list[int]], distance: int) -> float:
+    """From how many beams those of a step descend, `distance` steps back: the mean over the steps of one search.
+
+    `generations[t]` names the parent of each survivor of step t; there are more than `distance` steps.
+    """
+    counts = []
+    for last in range(distance, len(generations)):
+        ancestors = set(range(len(generations[last])))
+        for step in range(last, last - distance, -1):
+            ancestors = {generations[step][beam] for beam in ancestors}
+        counts.append(len(ancestors))
+    return sum(counts) / len(counts)
 
 
 def ancestors(recorder: Recorder, distance: int) -> str:
-    """The mean over searches, each weighted by the steps that have so many before them."""
+    """The mean over searches, each weighted by its steps that have at least `distance` before them."""
     runs = [parents for parents in recorder.parents.values() if len(parents) > distance]
     weights = [len(parents) - distance for parents in runs]
     total = sum(weight * lineages(parents, distance) for parents, weight in zip(runs, weights, strict=True))

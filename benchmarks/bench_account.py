@@ -1,4 +1,4 @@
-"""What the account costs of a step: `python benchmarks/bench_account.py MODEL [ROWS]`. For a quiet machine, by hand.
+"""What the account costs per step: `python benchmarks/bench_account.py MODEL [ROWS]`. For a quiet machine, by hand.
 
 Runs ROWS (128) rows of the real model at once and times, in the same run, all that is done for the account alone: the
 pool's counts, the map of the peak, what `MemoryAccount` takes in. Prints its share of the time of the steps.
@@ -66,7 +66,7 @@ def main(model: str, rows: str = "128") -> None:
         steps += 1
     seconds = time.perf_counter() - began
     print(f"{num_rows} rows, {steps} steps of {1000 * seconds / steps:.1f} ms")
-    print(f"the account: {1e6 * clock.seconds / steps:.0f} us a step, {clock.seconds / seconds:.3%}")
+    print(f"the account: {1e6 * clock.seconds / steps:.0f} us per step, {clock.seconds / seconds:.3%}")
 
 
 if __name__ == "__main__":

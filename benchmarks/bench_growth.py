@@ -2,15 +2,14 @@
 
     PYTHONPATH=tests python benchmarks/bench_growth.py [MODEL PROMPTS.jsonl]
 
-The host half, around a runner that takes no time: its seconds a step with many rows waiting against few, and with a
-large pool, all of whose blocks hold something, against a small one. With a model: tokens a second with more and more
+The host half, around a runner that takes no time: its seconds per step with many rows waiting against few, and with a
+large pool, all of whose blocks hold something, against a small one. With a model: tokens per second with more and more
 rows at once, and what the peak memory of some runs holds beside weights, pool and swapped blocks. Give prompts enough.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import random
 import statistics
@@ -18,14 +17,15 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from tiny_job import EchoRunner
 
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
+from pagedbatch.output.stats_file import read_stats
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
+from pagedbatch.stats.schema import Stats
 
 PROMPT, OUTPUT = 64, 64  # tokens: 64 sequences of these take 512 of the smallest pool's blocks
 STEPS = 1000
@@ -95,7 +95,7 @@ def host_half() -> None:
             print(f"{count:>9,} {title:14} {seconds[-1] * 1000:8.3f} {seconds[-1] / seconds[0]:24.2f}", flush=True)
 
 
-def run(model: str, folder: Path, *flags: object) -> tuple[dict[str, Any], int]:
+def run(model: str, folder: Path, *flags: object) -> tuple[Stats, int]:
     """The account of a run in a process of its own, and the peak of its memory in bytes."""
     output = folder / "out.jsonl"
     command = [sys.executable, "-c", "from pagedbatch.cli.app import main; main()", "run"]
@@ -103,7 +103,7 @@ def run(model: str, folder: Path, *flags: object) -> tuple[dict[str, Any], int]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     assert status == 0
-    return json.loads(output.with_suffix(".stats.json").read_text()), usage.ru_maxrss * 1024
+    return read_stats(output.with_suffix(".stats.json")), usage.ru_maxrss * 1024
 
 
 def with_model(model: str, prompts: str, folder: Path) -> None:
@@ -112,7 +112,7 @@ def with_model(model: str, prompts: str, folder: Path) -> None:
     for rows in (16, 64, 128, 256):
         flags = ("--max-num-seqs", rows, "--limit", rows, "--max-tokens", 64, "--kv-memory", "2GiB")
         stats, _ = run(model, folder, prompts, *flags, "--ignore-eos")
-        speed = stats["throughput"]["output_tokens_per_second"]
+        speed = stats.throughput.output_tokens_per_second
         first = first or speed
         print(f"{rows:12} {speed:10.0f} {speed / first:19.2f}", flush=True)
 
@@ -122,8 +122,7 @@ def peaks(model: str, prompts: str, folder: Path) -> None:
     print(f"{'MiB at the peak':26}" + "".join(f"{name:>10}" for name in ("all", "weights", "pool", "swapped", "rest")))
     for title, flags in PEAKS.items():
         stats, peak = run(model, folder, prompts, *flags, "--dtype", "bfloat16")
-        memory = stats["memory"]
-        pool, swapped = (memory[name] * memory["block_bytes"] for name in ("num_blocks", "peak_swapped_blocks"))
+        pool, swapped = stats.memory.pool_bytes, stats.memory.peak_swapped_blocks * stats.memory.block_bytes
         parts = (peak, weights, pool, swapped, peak - weights - pool - swapped)
         print(f"{title:26}" + "".join(f"{part / MIB:10.0f}" for part in parts), flush=True)
 

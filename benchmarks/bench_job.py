@@ -1,4 +1,4 @@
-"""Rows a second and peak memory of everything around the model.
+"""Rows per second and peak memory of everything around the model.
 
     PYTHONPATH=tests python benchmarks/bench_job.py [ROWS ...]
 

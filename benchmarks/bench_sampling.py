@@ -3,7 +3,7 @@
     python benchmarks/bench_sampling.py MODEL PROMPTS.jsonl [ROWS]
 
 Medians over the decode steps of ROWS (128) rows, whose prompts are those of the file, over and over. Real text matters:
-after random tokens a model's next one is anybody's guess, and a nucleus as large as the vocabulary.
+after random tokens the model is unsure of the next one, and the nucleus is as large as the vocabulary.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows a second through one job whose workers take no time, and its memory.
+"""Rows per second through one job whose workers take no time, and its memory.
 
     PYTHONPATH=tests python benchmarks/bench_workers.py [ROWS ...]
 
@@ -59,7 +59,7 @@ def run(num_rows: int, num_workers: int, folder: Path) -> None:
         "seconds": round(seconds, 2),
         "rows_per_second": round(num_rows / (view.last - view.first)),
         "peak_MiB": round(peak),
-        "workers": [worker["rows"] for worker in result.stats["workers"]],
+        "workers": [worker.rows for worker in result.stats.workers],
     }
     print(json.dumps(figures))
 

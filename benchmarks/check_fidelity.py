@@ -3,8 +3,8 @@
     PYTHONPATH=tests python benchmarks/check_fidelity.py MODEL PROMPTS.jsonl [COUNT [DTYPE]]
 
 DTYPE (float32) is that of our run. A row may differ only where Hugging Face's two best logits are a near tie: there
-rounding decides. Each such place is printed; any other difference fails the check. Kept out of the tests for its length
-(minutes) and its need of a real model.
+rounding decides. Each such place is printed; any other difference fails the check. No test runs it: it takes
+minutes and needs a real model.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""By hand: hostile rows by the thousand.
+"""Thousands of hostile rows. No test runs it.
 
     PYTHONPATH=tests python benchmarks/check_hostile.py [ROWS = 20,000]
 
-Each job has ten of them between healthy rows, which must come out as they do alone; whatever is raised ends it.
+Each job has ten of them between healthy rows, whose output must be the same as alone. Any exception ends the check.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 Sections 2.2 and 6.3: figure 2 (where contiguous memory goes) and figure 15 (what sharing saves, OPT-13B). The paper
 gives the means of its traces' lengths, not their spread, so that ours is drawn: log-normal, every sample as long as its
 request, all requests there from the start. With MODEL, beams are searched by it as well, on real prompts.
-Prints a table in Markdown; kept out of the tests for its length (minutes): `test_simulation.py` and `test_genealogy.py`
-hold what must be true.
+Prints a table in Markdown. It takes minutes, so no test runs it; `test_simulate.py` and `test_length_runner.py` test
+what must be true.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from itertools import islice
 from typing import Any
 
 from pagedbatch.config import EngineConfig
-from pagedbatch.tools.simulate.lengths import log_normal
+from pagedbatch.stats.schema import Memory
 from pagedbatch.tools.simulate.simulate import simulate
-from pagedbatch.tools.simulate.trace import SampleLengths, script_trace
+from pagedbatch.tools.simulate.trace import SampleLengths, log_normal, script_trace
 
 ALPACA, SHAREGPT = (19.31, 58.45), (161.31, 337.99)
 #: Of the logarithm of the lengths: what brings the paper's own figures about.
@@ -29,34 +29,33 @@ BEAMS_SAVE = (37.56, 53.13, 55.16)
 KV_USED = {"max": 20.4, "pow2": 26.8, "oracle": 38.2, "paged": 96.3}
 
 
-def memory(means: tuple[float, float], count: int, sigma: float, *, beams: int = 1, **samples: Any) -> dict[str, Any]:
+def memory(means: tuple[float, float], count: int, sigma: float, *, beams: int = 1, **samples: Any) -> Memory:
     """The account of `count` requests, 64 sequences at once."""
     config = EngineConfig(num_blocks=10_000, max_model_len=2048, max_num_seqs=64, prefix_cache=False)
     lengths = islice(log_normal(*means, sigma, seed=0), count)
     scripted = script_trace(lengths, config.max_model_len, num_beams=beams, samples=SampleLengths(**samples))
-    found: dict[str, Any] = simulate(scripted, config).account.memory()
-    return found
+    return simulate(scripted, config).account.memory()
 
 
-def row(what: str, ours: list[float], paper: str) -> None:
+def line(what: str, ours: list[float], paper: str) -> None:
     print(f"| {what} | {' / '.join(f'{100 * each:.1f}' for each in ours)} | {paper} |", flush=True)
 
 
 def sampling() -> None:
     def saving(means: tuple[float, float], count: int, independent: bool = False) -> list[float]:
         found = (memory(means, count, SIGMA[means], n=n, independent=independent) for n in NUMBERS)
-        return [each["sharing_saving"] for each in found]
+        return [each.sharing_saving for each in found]
 
     paper = " / ".join(map(str, ALPACA_SAVES))
-    row("Alpaca, n = 2 / 4 / 6", saving(ALPACA, 1000), paper)
-    row("the same, each sample ending by itself", saving(ALPACA, 1000, independent=True), paper)
-    row("ShareGPT, n = 2 / 4 / 6", saving(SHAREGPT, 600), "16.2 to 30.5")
+    line("Alpaca, n = 2 / 4 / 6", saving(ALPACA, 1000), paper)
+    line("the same, each sample ending by itself", saving(ALPACA, 1000, independent=True), paper)
+    line("ShareGPT, n = 2 / 4 / 6", saving(SHAREGPT, 600), "16.2 to 30.5")
 
 
 def contiguous() -> None:
     found = memory(SHAREGPT, 300, SIGMA[SHAREGPT])
-    used = [found["contiguous"][name]["used"] for name in ("max", "pow2", "oracle")] + [found["kv_used"]]
-    row(f"ShareGPT, KV used: {' / '.join(KV_USED)}", used, " / ".join(map(str, KV_USED.values())))
+    used = [*(use.used for use in found.contiguous.schemes().values()), found.kv_used]
+    line(f"ShareGPT, KV used: {' / '.join(KV_USED)}", used, " / ".join(map(str, KV_USED.values())))
 
 
 def beams() -> None:
@@ -64,8 +63,8 @@ def beams() -> None:
     paper = " / ".join(map(str, BEAMS_SAVE))
     for sigma in (0.0, 0.5, 1.0):
         found = [memory(ALPACA, 200, sigma, beams=width) for width in NUMBERS]
-        saving = [1 - each["mean_live_blocks"] / each["mean_logical_blocks"] for each in found]
-        row(f"Alpaca, 2 / 4 / 6 beams, simulated, sigma {sigma}", saving, paper)
+        saving = [1 - each.mean_live_blocks / each.mean_logical_blocks for each in found]
+        line(f"Alpaca, 2 / 4 / 6 beams, simulated, sigma {sigma}", saving, paper)
 
 
 def real_beams(model: str, prompts: str, count: str = "24") -> None:
@@ -75,7 +74,7 @@ def real_beams(model: str, prompts: str, count: str = "24") -> None:
     lengths = scripted(tokenizer, prompts, int(count))
     saving = [search(runner, lengths, width)[0] for width in NUMBERS]
     mean_in, mean_out = (sum(each) / len(lengths) for each in zip(*((len(p), o) for p, o in lengths), strict=True))
-    row(
+    line(
         f"real searches, {len(lengths)} prompts, {mean_in:.0f} tokens in, {mean_out:.0f} out",
         saving,
         " / ".join(map(str, BEAMS_SAVE)),

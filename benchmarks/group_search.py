@@ -1,4 +1,4 @@
-"""Diverse beam search, dense and slow: what ours is compared with, now that transformers has it no more.
+"""Diverse beam search, dense and slow: the reference of ours, because transformers no longer has one.
 
 A transcription of `group_beam_search`, `HammingDiversityLogitsProcessor` and `BeamSearchScorer` of transformers 4, one
 beam and one forward of the whole text at a time. Where transformers 5 changed plain beam search, it follows that: the

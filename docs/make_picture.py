@@ -5,29 +5,27 @@ It stands alone, on its own white paper, so that it reads the same under a dark 
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 
-from pagedbatch.report.html.bars import draw_shares
+from pagedbatch.output.stats_file import read_stats
 from pagedbatch.report.html.block_map import draw_map
 from pagedbatch.report.html.canvas import composed
-from pagedbatch.report.html.over_time import draw_pool
+from pagedbatch.report.html.figures import draw_pool, draw_shares
 from pagedbatch.report.html.palette import COLOURS, with_light_colours
+from pagedbatch.stats.schema import Stats
 
 _FONTS = "system-ui,-apple-system,'Segoe UI',Helvetica,Arial,'DejaVu Sans',sans-serif"
 
 
-def draw(figure: Figure, stats: Mapping[str, Any]) -> None:
-    memory = stats["memory"]
+def draw(figure: Figure, stats: Stats) -> None:
+    memory = stats.memory
     figure.get_layout_engine().set(rect=(0.012, 0.015, 0.972, 0.965), h_pad=0.09)
     axes = figure.subplot_mosaic("AB\nCC", height_ratios=(1.5, 1), width_ratios=(1.15, 1))
-    draw_pool(axes["A"], stats["timeline"], memory["num_blocks"])
-    draw_map(axes["B"], memory["peak_map"])
+    draw_pool(axes["A"], stats.timeline, memory.num_blocks)
+    draw_map(axes["B"], memory.peak_map)
     draw_shares(axes["C"], memory)
     titles = {"A": "The pool over time", "B": "Who shares what, at the peak", "C": "Where KV memory goes"}
     for place, title in titles.items():
@@ -35,7 +33,7 @@ def draw(figure: Figure, stats: Mapping[str, Any]) -> None:
 
 
 def main(stats_file: str, picture: str) -> None:
-    stats = json.loads(Path(stats_file).read_text(encoding="utf-8"))
+    stats = read_stats(Path(stats_file))
     svg = with_light_colours(composed(lambda figure: draw(figure, stats), 9.4, 6.2))
     paper = f'<rect width="100%" height="100%" rx="8" fill="{COLOURS["paper"].light}"/>'
     head, _, rest = svg.partition(">")

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """How a command ended. Scripts rely on the numbers."""
+
+    OK = 0
+    """Every row is ok."""
+    FAILED = 1
+    """The run failed; the journal is kept."""
+    USAGE = 2
+    """Wrong usage or settings; nothing was started."""
+    ROW_ERRORS = 3
+    """Finished, and some rows are errors."""
+    INTERRUPTED = 130
+    """Ctrl-C or SIGTERM; the journal is kept."""
+
 
 class PagedBatchError(Exception):
     """Base class: the message is one line that says what, where and what to do."""
 
-    exit_code = 1
+    exit_code = ExitCode.FAILED
 
 
 class UsageError(PagedBatchError):
     """Wrong usage or settings, found before anything started."""
 
-    exit_code = 2
+    exit_code = ExitCode.USAGE
 
 
 class RunError(PagedBatchError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pagedbatch.step import PromptScores, StepSeconds, TopLogprobs
@@ -115,11 +115,6 @@ class EngineCounters:
     prompt_tokens: int = 0
     output_tokens: int = 0
     failed_steps: int = 0
-
-
-def add_counters(counters: Sequence[EngineCounters]) -> EngineCounters:
-    """The totals of several engines."""
-    return EngineCounters(**{f.name: sum(getattr(each, f.name) for each in counters) for f in fields(EngineCounters)})
 
 
 @dataclass(frozen=True, slots=True)

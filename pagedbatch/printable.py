@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 #: Other, control; half of a surrogate pair; line and paragraph separators.
@@ -25,13 +26,15 @@ def printable(text: str, *, kept: str = "") -> str:
 
 
 def printable_values(value: Any) -> Any:
-    """JSON data with every text in it, keys included, `printable`; line ends stay, for JSON to escape."""
+    """JSON data, or dataclasses, with all texts `printable`, keys included; line ends stay, for JSON to escape."""
     if isinstance(value, str):
         return printable(value, kept="\n\t")
     if isinstance(value, Mapping):
         return {printable(str(name)): printable_values(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [printable_values(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{field.name: printable_values(getattr(value, field.name)) for field in fields(value)})
     return value
 
 

@@ -19,6 +19,7 @@ from pagedbatch.report.summary import summary
 from pagedbatch.sequence import Request
 from pagedbatch.settings import merge, read_recipe
 from pagedbatch.stats.memory import MemoryAccount
+from pagedbatch.stats.schema import Stats
 from pagedbatch.step import StepSeconds
 
 RECIPES = [
@@ -28,7 +29,7 @@ RECIPES = [
 
 
 def stats_of(account: MemoryAccount, scale: int = 1, steps: int = 2) -> dict[str, Any]:
-    """A stats file around the account, as a run writes it."""
+    """The JSON of a stats file around the account, as a run writes it."""
     return {
         "settings": {
             "model": {"value": "some/model", "source": "command line"},
@@ -47,10 +48,10 @@ def stats_of(account: MemoryAccount, scale: int = 1, steps: int = 2) -> dict[str
             "output_tokens": 60 * scale if steps else 0,
             "output_tokens_per_second": 30.0 * scale if steps else 0.0,
         },
-        "memory": account.memory(),
-        "time": account.time(),
-        "timeline": account.timeline(),
-        "lengths": account.lengths(),
+        "memory": account.memory().to_json(),
+        "time": account.time().to_json(),
+        "timeline": [point.to_json() for point in account.timeline()],
+        "lengths": account.lengths().to_json(),
     }
 
 
@@ -92,7 +93,7 @@ def run_stats(scale: int = 1, steps: int = 2) -> dict[str, Any]:
 
 def shown(stats: dict[str, Any], show: Any = summary, width: int = 80) -> list[str]:
     console = Console(file=StringIO(), width=width)
-    show(stats, console)
+    show(Stats.from_json(stats), console)
     assert isinstance(console.file, StringIO)
     return console.file.getvalue().splitlines()
 

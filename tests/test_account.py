@@ -62,12 +62,12 @@ def test_eight_samples_of_sixty_four_tokens_hold_the_prompt_once() -> None:
     """Step 1 holds the prompt's 4 blocks; steps 2 to 16 hold them and 8 tails, of 40 that tables name."""
     account, _ = run([64], GenerationParams(n=8, temperature=1.0, max_tokens=16))
     memory = account.memory()
-    assert memory["peak_shared_blocks"] == 4
-    assert memory["peak_live_blocks"] == 12
-    assert memory["sharing_saving"] == pytest.approx((0 + 15 * (1 - 12 / 40)) / 16, abs=1e-6)
-    assert memory["cow_copies"] == 0
-    assert memory["final_live_blocks"] == 0
-    assert memory["contiguous"]["oracle"]["replayed"] == 8
+    assert memory.peak_shared_blocks == 4
+    assert memory.peak_live_blocks == 12
+    assert memory.sharing_saving == pytest.approx((0 + 15 * (1 - 12 / 40)) / 16, abs=1e-6)
+    assert memory.cow_copies == 0
+    assert memory.final_live_blocks == 0
+    assert memory.contiguous.oracle.replayed == 8
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,12 @@ def test_the_account_equals_a_recount_of_the_tables(params: GenerationParams) ->
     memory = account.memory()
     saving = [1 - live / logical for live, logical in zip(seen.live, seen.logical, strict=True)]
     used = [filled / (live * BLOCK_SIZE) for filled, live in zip(seen.filled, seen.live, strict=True)]
-    assert memory["mean_live_blocks"] == pytest.approx(mean(seen.live), abs=1e-6)
-    assert memory["mean_logical_blocks"] == pytest.approx(mean(seen.logical), abs=1e-6)
-    assert memory["peak_live_blocks"] == max(seen.live)
-    assert memory["sharing_saving"] == pytest.approx(mean(saving), abs=1e-6)
-    assert memory["kv_used"] == pytest.approx(mean(used), abs=1e-6)
-    assert (memory["sharing_saving"] > 0) == (params.width > 1)
-    assert memory["final_live_blocks"] == 0
+    assert memory.mean_live_blocks == pytest.approx(mean(seen.live), abs=1e-6)
+    assert memory.mean_logical_blocks == pytest.approx(mean(seen.logical), abs=1e-6)
+    assert memory.peak_live_blocks == max(seen.live)
+    assert memory.sharing_saving == pytest.approx(mean(saving), abs=1e-6)
+    assert memory.kv_used == pytest.approx(mean(used), abs=1e-6)
+    assert (memory.sharing_saving > 0) == (params.width > 1)
+    assert memory.final_live_blocks == 0
     for point in account.timeline():
-        assert point["private"] + point["shared"] + point["cached"] + point["free"] == 400
+        assert point.private + point.shared + point.cached + point.free == 400

@@ -90,11 +90,11 @@ def test_one_sequence_in_each_scheme() -> None:
     one = [SequenceLengths(prompt=3, output=5, limit=15)]
     use = compare(one, 32)
     # Reserves 15 of a chunk of 16: 7 never used and 1 lost to the chunk, in 5 steps.
-    assert shares(use["max"]) == pytest.approx((30 / 80, 10 / 80, 35 / 80, 5 / 80))
+    assert shares(use.max) == pytest.approx((30 / 80, 10 / 80, 35 / 80, 5 / 80))
     # Reserves 3 + 8 = 11 of a chunk of 16.
-    assert shares(use["pow2"]) == pytest.approx((30 / 80, 10 / 80, 15 / 80, 25 / 80))
+    assert shares(use.pow2) == pytest.approx((30 / 80, 10 / 80, 15 / 80, 25 / 80))
     # Reserves its 8, a whole chunk. The other 24 slots are free, and nobody waits for them.
-    assert shares(use["oracle"]) == pytest.approx((30 / 40, 10 / 40, 0, 0))
+    assert shares(use.oracle) == pytest.approx((30 / 40, 10 / 40, 0, 0))
     assert [u.mean_sequences for u in use.values()] == [1, 1, 1]
 
 
@@ -222,7 +222,7 @@ def test_figure_2_of_the_paper() -> None:
         SequenceLengths(prompt=length(4.58, 1.0), output=length(5.61, 0.65), limit=2048) for _ in range(2000)
     ]  # means 161 and 338
     use = compare(rows, 15_700)
-    assert shares(use["max"]) == pytest.approx((0.204, 0.133, 0.573, 0.089), abs=0.07)
-    assert shares(use["pow2"]) == pytest.approx((0.268, 0.179, 0.136, 0.416), abs=0.07)
-    assert shares(use["oracle"]) == pytest.approx((0.382, 0.252, 0.0, 0.366), abs=0.07)
-    assert use["max"].used < use["pow2"].used < use["oracle"].used
+    assert shares(use.max) == pytest.approx((0.204, 0.133, 0.573, 0.089), abs=0.07)
+    assert shares(use.pow2) == pytest.approx((0.268, 0.179, 0.136, 0.416), abs=0.07)
+    assert shares(use.oracle) == pytest.approx((0.382, 0.252, 0.0, 0.366), abs=0.07)
+    assert use.max.used < use.pow2.used < use.oracle.used

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from pagedbatch.cli.app import app
 from pagedbatch.errors import RunError, UsageError
-from pagedbatch.tools.bench.dummy import dummy_prompts, make_dummy_model
+from pagedbatch.tools.bench.compare import run_pagedbatch
+from pagedbatch.tools.bench.dummy_model import dummy_prompts, make_dummy_model
 from pagedbatch.tools.bench.generate import Generator, best_batch_size
-from pagedbatch.tools.bench.ours import run_ours
 from pagedbatch.tools.bench.prepare import prepare
 from pagedbatch.tools.bench.processes import ask, run_python
 from pagedbatch.tools.bench.workload import BenchJob, built_in_prompts, choose_jobs, read_prompts
@@ -188,9 +188,9 @@ def test_an_interrupt_keeps_the_jobs_that_were_measured(
     def interrupt_beams(job: BenchJob, *rest: Any) -> dict[str, Any]:
         if job.name == "beams":
             raise KeyboardInterrupt
-        return run_ours(job, *rest)
+        return run_pagedbatch(job, *rest)
 
-    monkeypatch.setattr("pagedbatch.tools.bench.compare.run_ours", interrupt_beams)
+    monkeypatch.setattr("pagedbatch.tools.bench.compare.run_pagedbatch", interrupt_beams)
     written = tmp_path / "bench.json"
     work = ("--jobs", "greedy,beams", "--num-prompts", 2, "--max-tokens", 3, "--repeats", 1, "--no-generate")
     result = run("--model", config_file, "--dummy-weights", "--dummy-length", 20, *work, "--json", written)
@@ -233,7 +233,7 @@ def test_a_model_that_can_not_run_is_refused(tmp_path: Path) -> None:
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    monkeypatch.setattr("pagedbatch.tools.bench.dummy.shutil.disk_usage", lambda _: SimpleNamespace(free=60_000))
+    monkeypatch.setattr("pagedbatch.tools.bench.dummy_model.shutil.disk_usage", lambda _: SimpleNamespace(free=60_000))
     with pytest.raises(UsageError, match=r"the weights take 84.6 KiB, and free is 58.6 KiB of"):
         make_dummy_model(str(tmp_path), tmp_path / "model", torch.float32)
 

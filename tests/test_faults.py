@@ -183,7 +183,7 @@ def test_death_at_any_call_loses_nothing_that_was_finished(
         finished = sum(json.loads(line)["journal"]["row"] >= 0 for line in written)
         result = job.run()
         if finished < len(ROWS):
-            assert result.stats["rows"]["resumed"] == finished
+            assert result.stats.rows.resumed == finished
         job.check_whole(reference)
         job.clear()
     assert nth > 1
@@ -370,8 +370,9 @@ def test_any_bytes_give_each_line_one_strict_record(
         json.dumps(record, ensure_ascii=False).encode()
     failed = sum(record["error"] is not None for record in records)
     assert result.exit_code == (3 if failed else 0)
-    assert result.stats["rows"] == {"total": len(records), "ok": len(records) - failed, "error": failed, "resumed": 0}
-    assert result.stats["memory"]["final_live_blocks"] == 0
+    counts = {"total": len(records), "ok": len(records) - failed, "error": failed, "resumed": 0}
+    assert result.stats.rows.to_json() == counts
+    assert result.stats.memory.final_live_blocks == 0
 
 
 def _refuse(name: str) -> None:

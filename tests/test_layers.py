@@ -37,7 +37,7 @@ SLOW_LIBRARIES = DEVICE_LIBRARIES | {"datasets", "pyarrow", "numpy", "matplotlib
 #: All that imports ray. They are imported late themselves, by a run that asked for workers, and so need not be lazy.
 RAY_MODULES = tuple(f"pagedbatch.run.workers.ray_{name}" for name in ("cluster", "dataset", "metadata_leak"))
 #: A layer of their own: processes that the benchmark starts and must not import, for it has to stay small.
-BENCH_CHILDREN = tuple(f"pagedbatch.tools.bench.{name}" for name in ("prepare", "dummy", "generate"))
+BENCH_CHILDREN = tuple(f"pagedbatch.tools.bench.{name}" for name in ("prepare", "dummy_model", "generate"))
 PACKAGES = {
     "pagedbatch": REPOSITORY / "pagedbatch",
     "pagedbatch_kernels": REPOSITORY / "kernels" / "pagedbatch_kernels",

@@ -18,11 +18,12 @@ from rich.console import Console
 from test_job import MIXED, View, Workplace
 from test_shard import ROWS, Folder
 
-from pagedbatch.cli.report import read_stats, report
+from pagedbatch.cli.report import open_stats, report
 from pagedbatch.errors import PagedBatchError, RunError, UsageError
 from pagedbatch.output.merge import Merged, merge_parts
 from pagedbatch.report.details import details
 from pagedbatch.report.summary import summary
+from pagedbatch.stats.schema import Stats
 
 
 class Parts(Folder):
@@ -125,8 +126,8 @@ def test_the_stats_add_up_what_adds_up(parts: Parts) -> None:
     assert stats["settings"]["output"]["value"] == str(parts.path / "merged.jsonl")
     assert "shard" not in stats["settings"]
     console = Console(file=io.StringIO(), width=80)
-    summary(read_stats(parts.path / "merged.stats.json"), console)
-    details(stats, console)
+    summary(open_stats(parts.path / "merged.stats.json"), console)
+    details(Stats.from_json(stats), console)
 
 
 def test_pools_of_different_blocks_have_no_common_account(parts: Parts) -> None:
@@ -134,8 +135,8 @@ def test_pools_of_different_blocks_have_no_common_account(parts: Parts) -> None:
     assert parts.stats("merged")["memory"] is None
     assert "block_size" not in parts.stats("merged")["settings"]
     console = Console(file=io.StringIO(), width=80)
-    summary(read_stats(parts.path / "merged.stats.json"), console)
-    details(parts.stats("merged"), console)
+    summary(open_stats(parts.path / "merged.stats.json"), console)
+    details(Stats.from_json(parts.stats("merged")), console)
     shown = console.file.getvalue()
     assert "pools     of blocks that differ in size: each has an account of its own\n" in shown
     assert re.search(r"0of2\.jsonl +5 .*%.*%.*%", shown)
@@ -202,7 +203,7 @@ def test_what_is_no_part_is_refused(parts: Parts) -> None:
     (parts.path / "alone.jsonl").write_bytes(parts.read(first))
     assert parts.refusal("alone.jsonl").startswith("alone.jsonl: its stats, alone.stats.json, can't be read")
     (parts.path / "alone.stats.json").write_text('{"shard": {}}')
-    assert parts.refusal("alone.jsonl") == "alone.jsonl: alone.stats.json is not a stats file: rows is missing"
+    assert parts.refusal("alone.jsonl") == "alone.jsonl: alone.stats.json is not a stats file: settings is missing"
     assert parts.refusal(first, second, output=first).startswith(f"--output {first} would overwrite the input {first}")
     other = parts.refusal(first, second, output="0of2.parquet")
     assert other.startswith("--output 0of2.parquet would overwrite the input 0of2.stats.json")

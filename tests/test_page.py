@@ -9,6 +9,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -16,6 +17,7 @@ from stats_files import RECIPES, run_stats, stats_of_recipe
 
 from pagedbatch.cli.report import names_of, report
 from pagedbatch.errors import UsageError
+from pagedbatch.stats.schema import Stats
 
 pytest.importorskip("matplotlib", reason="the page needs the extra `report`")
 
@@ -46,6 +48,10 @@ class Balance(HTMLParser):
         assert self.open.pop() == tag
 
 
+def page_of(runs: dict[str, dict[str, Any]]) -> str:
+    return html_page({name: Stats.from_json(stats) for name, stats in runs.items()})
+
+
 def check_page(page: str) -> list[ElementTree.Element]:
     """The page is balanced, fetches nothing, runs nothing; returns its pictures."""
     reader = Balance()
@@ -63,29 +69,29 @@ def check_page(page: str) -> list[ElementTree.Element]:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_page_of_each_recipe(recipe: Path) -> None:
     stats = stats_of_recipe(recipe)
-    page = html_page({recipe.stem: stats})
+    page = page_of({recipe.stem: stats})
     pictures = check_page(page)
     assert len(pictures) == len(FIGURES)
     assert all(picture.get("viewBox") for picture in pictures)
-    assert page == html_page({recipe.stem: stats}), "the same stats give the same bytes"
+    assert page == page_of({recipe.stem: stats}), "the same stats give the same bytes"
     assert f"{stats['memory']['kv_used']:.1%}" in page
 
 
 def test_two_runs_stand_side_by_side() -> None:
-    page = html_page({"one": run_stats(), "two": run_stats(1000)})
+    page = page_of({"one": run_stats(), "two": run_stats(1000)})
     pictures = check_page(page)
-    assert len(pictures) == 2 * sum(figure.draw(run_stats(), 6.0) is not None for figure in FIGURES)
+    assert len(pictures) == 2 * sum(figure.draw(Stats.from_json(run_stats()), 6.0) is not None for figure in FIGURES)
     assert page.count("<h3>one</h3>") == page.count("<h3>two</h3>") > 1
 
 
 def test_a_run_that_lacks_a_figure_says_so_beside_one_that_has_it() -> None:
-    page = html_page({"ran": run_stats(), "stood": run_stats(steps=0)})
+    page = page_of({"ran": run_stats(), "stood": run_stats(steps=0)})
     check_page(page)
     assert "This run has no figures for it." in page
 
 
 def test_a_run_without_a_step_has_a_page() -> None:
-    page = html_page({"idle": run_stats(steps=0)})
+    page = page_of({"idle": run_stats(steps=0)})
     assert check_page(page) == []
     assert "In numbers" in page
 
@@ -97,14 +103,14 @@ def test_stats_of_an_older_version_have_a_page() -> None:
     for scheme in stats["memory"]["contiguous"].values():
         del scheme["room"]
     del stats["lengths"]
-    assert check_page(html_page({"old": stats}))
+    assert check_page(page_of({"old": stats}))
 
 
 def test_what_users_wrote_is_text() -> None:
     stats = run_stats()
     stats["settings"]["model"] = {"value": EVIL, "source": EVIL}
     stats["versions"][EVIL] = EVIL
-    page = html_page({EVIL: stats, "other": run_stats()})
+    page = page_of({EVIL: stats, "other": run_stats()})
     check_page(page)
     assert "alert(1)" in page, "it is shown"
 
@@ -147,7 +153,7 @@ def test_the_page_opens_in_a_browser(tmp_path: Path) -> None:
     if browser is None:
         pytest.skip("no Chromium here")
     page = tmp_path / "page.html"
-    page.write_text(html_page({"one": run_stats(), "two": run_stats(2)}), encoding="utf-8")
+    page.write_text(page_of({"one": run_stats(), "two": run_stats(2)}), encoding="utf-8")
     log = tmp_path / "net.json"
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--no-first-run",
              "--disable-background-networking", "--disable-component-update", f"--user-data-dir={tmp_path / 'profile'}",

@@ -56,7 +56,7 @@ def prompts(count: int) -> list[dict[str, Any]]:
 
 
 def planned(settings: dict[str, Any], **options: Any) -> Plan:
-    given = {"expect_tokens": None, "simulated_rows": None, "notice": print, "tell": lambda _: None} | options
+    given = {"expect_tokens": None, "simulated_rows": None, "notice": print, "show_progress": lambda _: None} | options
     return make_plan(merge(settings, {}), **given)
 
 
@@ -64,8 +64,8 @@ def memory_of_run(settings: dict[str, Any]) -> dict[str, Any]:
     ui = Ui(notice=lambda _: None, open_view=lambda *_: SilentView())
     result = run_job(merge(settings, {}), ui)
     assert result.exit_code == 0
-    memory: dict[str, Any] = result.stats["memory"]
-    return memory
+    assert result.stats.memory is not None
+    return result.stats.memory.to_json()
 
 
 @pytest.mark.parametrize("job", ["greedy", "samples", "few-shot"])
@@ -73,22 +73,22 @@ def test_where_lengths_are_known_the_run_does_what_the_plan_says(
     tmp_path: Path, rand_model_path: Path, job: str
 ) -> None:
     settings = ask(tmp_path, prompts(30), rand_model_path, **JOBS[job])
-    outlook = planned(settings).outlook
-    assert outlook is not None
-    assert [each.outputs for each in outlook.forecasts] == ["known"]
+    forecasts = planned(settings).forecasts
+    assert forecasts is not None
+    assert [each.outputs for each in forecasts.by_length] == ["known"]
     memory = memory_of_run(settings)
     for name in ("peak_live_blocks", "peak_running_sequences", "mean_running_sequences", "sharing_saving", "kv_used"):
-        assert getattr(outlook.likely, name) == pytest.approx(memory[name], rel=0.05, abs=0.005), name
-    assert outlook.likely.preemptions == sum(memory["preemptions"].values())
+        assert getattr(forecasts.likely, name) == pytest.approx(memory[name], rel=0.05, abs=0.005), name
+    assert forecasts.likely.preemptions == sum(memory["preemptions"].values())
 
 
 def test_of_beams_the_saving_is_a_model_and_the_rest_exact(tmp_path: Path, rand_model_path: Path) -> None:
     settings = ask(tmp_path, prompts(12), rand_model_path, **JOBS["beams"])
-    outlook = planned(settings).outlook
-    assert outlook is not None
+    forecasts = planned(settings).forecasts
+    assert forecasts is not None
     memory = memory_of_run(settings)
-    assert outlook.likely.mean_running_sequences == pytest.approx(memory["mean_running_sequences"], rel=0.05)
-    assert outlook.likely.sharing_saving == pytest.approx(memory["sharing_saving"], abs=0.15)
+    assert forecasts.likely.mean_running_sequences == pytest.approx(memory["mean_running_sequences"], rel=0.05)
+    assert forecasts.likely.sharing_saving == pytest.approx(memory["sharing_saving"], abs=0.15)
 
 
 @pytest.mark.parametrize("n", [1, 4])
@@ -96,33 +96,33 @@ def test_where_outputs_end_by_themselves_the_run_lies_between_the_bounds(
     tmp_path: Path, rand_model_path: Path, n: int
 ) -> None:
     settings = ask(tmp_path, prompts(40), rand_model_path, n=n, temperature=1.0, top_k=20, max_tokens=60)
-    outlook = planned(settings).outlook
-    assert outlook is not None
-    assert [each.outputs for each in outlook.forecasts] == ["one token", "one block", "expected", "the limit"]
+    forecasts = planned(settings).forecasts
+    assert forecasts is not None
+    assert [each.outputs for each in forecasts.by_length] == ["one token", "one block", "expected", "the limit"]
     memory = memory_of_run(settings)
     for name in ("peak_live_blocks", "mean_running_sequences", "sharing_saving"):
-        figures = [getattr(each, name) for each in outlook.forecasts]
+        figures = [getattr(each, name) for each in forecasts.by_length]
         assert min(figures) <= memory[name] <= max(figures), name
 
 
 def test_an_expected_length_moves_the_likely_figures_only(tmp_path: Path, rand_model_path: Path) -> None:
     settings = ask(tmp_path, prompts(40), rand_model_path, max_tokens=60)
-    short, long = (planned(settings, expect_tokens=tokens).outlook for tokens in (5, 40))
+    short, long = (planned(settings, expect_tokens=tokens).forecasts for tokens in (5, 40))
     assert short is not None
     assert long is not None
     assert short.likely.mean_output_tokens < 8
     assert 25 < long.likely.mean_output_tokens < 40, "a mean of 40, cut at 60"
-    assert short.forecasts[0] == long.forecasts[0]
-    assert short.forecasts[-1] == long.forecasts[-1]
+    assert short.by_length[0] == long.by_length[0]
+    assert short.by_length[-1] == long.by_length[-1]
 
 
 @pytest.mark.parametrize("job", ["greedy", "samples"])
 def test_in_the_advised_memory_no_row_waits(tmp_path: Path, rand_model_path: Path, job: str) -> None:
     settings = ask(tmp_path, prompts(30), rand_model_path, **JOBS[job])
-    outlook = planned(settings).outlook
-    assert outlook is not None
+    forecasts = planned(settings).forecasts
+    assert forecasts is not None
     del settings["num_blocks"]
-    advised = {"block_size": outlook.advice.block_size, "kv_memory": outlook.advice.kv_memory}
+    advised = {"block_size": forecasts.advice.block_size, "kv_memory": forecasts.advice.kv_memory}
     memory, roomy = (memory_of_run(settings | size | {"restart": True}) for size in (advised, {"kv_memory": "100MB"}))
     assert memory["preemptions"] == {"swap": 0, "recompute": 0}
     assert memory["mean_running_sequences"] == roomy["mean_running_sequences"]
@@ -184,7 +184,7 @@ def test_prompt_lengths_are_of_all_rows_and_only_the_first_are_simulated(tmp_pat
 def test_unasked_rows_are_simulated_up_to_an_amount_of_work(
     tmp_path: Path, rand_model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pagedbatch.tools.plan.survey._MOST_OUTPUT_TOKENS", 1000)
+    monkeypatch.setattr("pagedbatch.tools.plan.rows._MAX_OUTPUT_TOKENS", 1000)
     ok, long = {"prompt": "a", "max_tokens": 5}, {"prompt": "a", "max_tokens": 200}
     settings = ask(tmp_path, [*[ok] * 8, "{", *[long] * 6, *[ok] * 5], rand_model_path, max_num_seqs=2)
     assert len(planned(settings).rows.first) == 8 + 5, "5 x 200 are the tokens; short ones behind them don't count"
@@ -210,12 +210,12 @@ def test_unasked_rows_are_simulated_up_to_an_amount_of_work(
 def test_whatever_a_row_asks_for_is_planned(tmp_path: Path, rand_model_path: Path, own: dict[str, Any]) -> None:
     """Beside plain rows, whose figures must not go astray: every output that can be written is counted."""
     rows = [row | (own if i % 3 == 0 else {}) for i, row in enumerate(prompts(12))]
-    outlook = planned(ask(tmp_path, rows, rand_model_path, max_tokens=20)).outlook
-    assert outlook is not None
-    assert outlook.forecasts[-1].peak_live_blocks >= outlook.forecasts[0].peak_live_blocks > 0
+    forecasts = planned(ask(tmp_path, rows, rand_model_path, max_tokens=20)).forecasts
+    assert forecasts is not None
+    assert forecasts.by_length[-1].peak_live_blocks >= forecasts.by_length[0].peak_live_blocks > 0
     asked = [row.get("n", 1) * row.get("max_tokens", 20) for row in rows]
     outputs = sum(row.get("n", 1) for row in rows)
-    assert outlook.forecasts[-1].mean_output_tokens == pytest.approx(sum(asked) / outputs, abs=0.01)
+    assert forecasts.by_length[-1].mean_output_tokens == pytest.approx(sum(asked) / outputs, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -231,8 +231,8 @@ def test_whatever_a_row_asks_for_is_planned(tmp_path: Path, rand_model_path: Pat
 def test_the_verdict_is_honest(tmp_path: Path, rand_model_path: Path, settings: dict[str, Any], pays: bool) -> None:
     rows = [{"prompt_token_ids": [i + 4] * 40} for i in range(20)]
     found = planned(ask(tmp_path, rows, rand_model_path, max_tokens=30, **settings))
-    assert found.outlook is not None
-    verdict = found.outlook.verdict
+    assert found.forecasts is not None
+    verdict = found.forecasts.verdict
     assert verdict.pays is pays
     assert (verdict.headline == NOTHING) is not pays
     assert [scheme.name for scheme in verdict.schemes] == ["paged", "max", "pow2", "oracle"]

@@ -1,4 +1,4 @@
-"""The parts of a plan that need no model: which lengths are known, what is supposed of others, what is advised."""
+"""The parts of a plan that need no model: which lengths are known, what is assumed of others, what is advised."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
 from pagedbatch.tools.plan.advice import advise, best_block_size
 from pagedbatch.tools.plan.forecast import Forecast
-from pagedbatch.tools.plan.outcomes import Supposition, known_length, suppositions
+from pagedbatch.tools.plan.length_assumption import LengthAssumption, known_length, length_assumptions
 
 
 def request(**params: Any) -> Request:
@@ -37,13 +37,13 @@ def test_a_length_is_known_where_nothing_ends_an_output_before_its_limit(params:
     assert known_length(request(**params)) == known
 
 
-def test_outputs_are_as_long_as_supposed_within_their_limits() -> None:
+def test_outputs_are_as_long_as_assumed_within_their_limits() -> None:
     mixed = [request(n=2, temperature=1.0), request(min_tokens=7), request(ignore_eos=True), request(max_tokens=3)]
 
-    def lengths(supposition: Supposition) -> list[tuple[int, ...]]:
-        return [each.lengths for each in supposition.script(mixed)]
+    def lengths(assumption: LengthAssumption) -> list[tuple[int, ...]]:
+        return [each.lengths for each in assumption.script(mixed)]
 
-    shortest, block, likely, longest = suppositions(mixed, block_size=16, expect_tokens=10)
+    shortest, block, likely, longest = length_assumptions(mixed, block_size=16, expect_tokens=10)
     assert lengths(shortest) == [(1, 1), (7,), (20,), (1,)]
     assert lengths(block) == [(16, 16), (16,), (20,), (3,)]
     assert lengths(longest) == [(20, 20), (20,), (20,), (3,)]
@@ -63,11 +63,11 @@ def test_the_largest_block_that_holds_hardly_more_is_best() -> None:
 )
 def test_advised_memory_is_rounded_up(token_bytes: int, kv_memory: str) -> None:
     """30 blocks at the peak, half a block for each of 8 sequences, and 4 tails: 38 blocks of 16."""
-    advice = advise(held(16, 10.0), widest=4, token_bytes=token_bytes)
+    advice = advise(held(16, 10.0), max_width=4, token_bytes=token_bytes)
     assert advice.kv_memory == kv_memory.replace(".0", "")
     assert 38 * 16 * token_bytes <= advice.kv_bytes <= 1.1 * 38 * 16 * token_bytes
 
 
 def test_a_forecast_counts_shared_slots_once() -> None:
-    assert held(16, 10.0).slots_a_sequence == 40
-    assert replace(held(16, 0.0), mean_running_sequences=0.0).slots_a_sequence == 0
+    assert held(16, 10.0).slots_per_sequence == 40
+    assert replace(held(16, 0.0), mean_running_sequences=0.0).slots_per_sequence == 0

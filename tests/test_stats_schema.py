@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stats_files import run_stats, shown
 
-from pagedbatch.cli.report import read_stats, write_page
+from pagedbatch.cli.report import open_stats, write_page
 from pagedbatch.errors import UsageError
 from pagedbatch.printable import printable_values
 from pagedbatch.report.details import details
-from pagedbatch.stats.parts import merged_stats
-from pagedbatch.stats.schema import part_problem, stats_problem
+from pagedbatch.stats.merge import merge_shards
+from pagedbatch.stats.record import RecordError
+from pagedbatch.stats.schema import Stats
 
 _WORKER = {"node": "n", "rows": 1, "restarts": 0, "rows_again": 0}
 
@@ -27,8 +28,9 @@ def full_stats() -> dict[str, Any]:
     """Of a run with workers, and a block map."""
     stats: dict[str, Any] = json.loads(json.dumps(run_stats()))
     held = [{"row": 0, "num_blocks": 3, "runs": [[0, 2], [-1, 1]]}]
-    stats["memory"]["peak_map"] = {"num_sequences": 1, "held": held}
-    stats["workers"] = [_WORKER | {"memory": stats["memory"], "time": stats["time"]}]
+    stats["memory"]["peak_map"] = {"live_blocks": 2, "num_sequences": 1, "held": held}
+    pool = {name: value for name, value in stats["memory"].items() if name not in ("contiguous", "peak_map")}
+    stats["workers"] = [_WORKER | {"memory": pool, "time": stats["time"]}]
     return stats
 
 
@@ -62,6 +64,15 @@ def changed(stats: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[st
     return found
 
 
+def problem(stats: Any) -> str | None:
+    """Why JSON data is no stats file; None if it is."""
+    try:
+        Stats.from_json(stats)
+    except RecordError as error:
+        return str(error)
+    return None
+
+
 ODD = st.sampled_from(
     [..., None, True, -1, 0, 1, 3, 0.5, 1.5, 1e300, 10**400, float("nan"), float("inf"), "", "$x$", "\x1b[31m", [], {}]
 ) | st.recursive(st.integers() | st.text(max_size=3), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
@@ -72,7 +83,7 @@ FULL, PART = full_stats(), part_stats()
 @given(st.sampled_from(sorted(places(FULL), key=repr)), ODD)
 def test_what_passes_can_be_shown(path: tuple[Any, ...], value: Any) -> None:
     stats = changed(FULL, path, value)
-    if stats_problem(stats) is not None:
+    if problem(stats) is not None:
         return
     for lines in (shown(printable_values(stats)), shown(printable_values(stats), details)):
         assert not any("\x1b" in line for line in lines)
@@ -82,42 +93,64 @@ def test_what_passes_can_be_shown(path: tuple[Any, ...], value: Any) -> None:
 @given(st.sampled_from(sorted(places(PART), key=repr)), ODD)
 def test_what_passes_can_be_merged(path: tuple[Any, ...], value: Any) -> None:
     stats = changed(PART, path, value)
-    if part_problem(stats) is None:
-        merged = merged_stats({"a": stats, "b": PART}, "out.jsonl")
-        assert stats_problem(merged) is None
+    if problem(stats) is None:
+        merged = merge_shards({"a": Stats.from_json(stats), "b": Stats.from_json(PART)}, "out.jsonl").to_json()
+        assert problem(merged) is None
         shown(merged, details)
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "problem"),
+    ("path", "value", "message"),
     [
-        (("rows", "total"), "9", "rows.total is no count that fits"),
-        (("memory", "kv_used"), 2, "memory.kv_used is no number that fits"),
+        (("rows", "total"), "9", "rows.total is not a valid count"),
+        (("memory", "kv_used"), 2, "memory.kv_used is not a valid number"),
         (("memory", "num_blocks"), 0, "memory.kv_used is a share of no blocks"),
         (("timeline", 1, "logical"), 3, "timeline.1.logical is less than its blocks"),
-        (("timeline",), {}, "timeline is no list"),
-        (("settings", "model"), "M", "settings.model.value is missing"),
-        (("versions", "torch"), 2, "versions.torch is of a wrong type"),
-        (("lengths", "prompt", "histogram"), [[1, 2]], "lengths.prompt.histogram.0 is no list of 3"),
+        (("timeline",), {}, "timeline is not a list"),
+        (("settings", "model"), "M", "settings.model is not an object"),
+        (("versions", "torch"), 2, "versions.torch is not text"),
+        (("lengths", "prompt", "histogram"), [[1, 2]], "lengths.prompt.histogram.0 is not a list of 3"),
         (
             ("memory", "peak_map", "held", 0, "runs"),
             [[0, 10**9]],
-            "memory.peak_map.held.0.runs.0.1 is no count that fits",
+            "memory.peak_map.held.0.runs.0.1 is not a valid count",
         ),
         (("workers", 0, "node"), ..., "workers.0.node is missing"),
         (("memory",), None, "shards is missing"),
     ],
 )
-def test_the_first_key_that_does_not_fit_is_named(path: tuple[Any, ...], value: Any, problem: str) -> None:
-    assert stats_problem(FULL) is None
-    assert stats_problem(changed(FULL, path, value)) == problem
+def test_the_first_key_that_does_not_fit_is_named(path: tuple[Any, ...], value: Any, message: str) -> None:
+    assert problem(FULL) is None
+    assert problem(changed(FULL, path, value)) == message
+
+
+@pytest.mark.parametrize("stats", [FULL, PART], ids=["workers", "shard"])
+def test_what_was_read_is_written_again_in_the_same_order(stats: dict[str, Any]) -> None:
+    written = Stats.from_json(stats).to_json()
+    assert written == stats
+    for section in ("rows", "throughput", "memory", "time"):
+        assert list(written[section]) == list(stats[section])
+
+
+def test_keys_that_a_newer_version_wrote_are_ignored() -> None:
+    newer = changed(changed(FULL, ("new",), [1]), ("memory", "new"), {"a": None})
+    assert Stats.from_json(newer) == Stats.from_json(FULL)
+
+
+def test_keys_that_an_older_version_did_not_write_have_defaults() -> None:
+    older = FULL
+    for path in (("lengths",), ("workers",), ("memory", "failed_steps"), ("memory", "swap_seconds")):
+        older = changed(older, path, ...)
+    stats = Stats.from_json(older)
+    assert (stats.lengths, stats.workers, stats.memory.failed_steps, stats.memory.swap_seconds) == (None, None, 0, None)
+    assert "swap_seconds" not in stats.to_json()["memory"]
 
 
 def test_shards_are_looked_into() -> None:
-    merged = merged_stats({"a": PART, "b": part_stats(10)}, "out.jsonl")
-    assert stats_problem(merged) is None
+    merged = merge_shards({"a": Stats.from_json(PART), "b": Stats.from_json(part_stats(10))}, "out.jsonl").to_json()
+    assert problem(merged) is None
     broken = changed(merged, ("shards", 0, "stats", "rows"), 7)
-    assert stats_problem(broken) == "shards[0].stats.rows.total is missing"
+    assert problem(broken) == "shards.0.stats.rows is not an object"
 
 
 @pytest.mark.parametrize("data", [b"[" * 100_000, b"\xff", b"", b"7", b"{}", b'{"settings": []}'])
@@ -125,14 +158,14 @@ def test_a_file_of_anything_is_a_line(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "x.stats.json"
     path.write_bytes(data)
     with pytest.raises(UsageError, match="not a stats file"):
-        read_stats(path)
+        open_stats(path)
 
 
 def test_a_page_shows_hostile_texts_as_text(tmp_path: Path) -> None:
     stats = changed(FULL, ("settings", "model", "value"), "<script>alert(1)</script>\x1b[31m\u202e")
     stats = changed(stats, ("versions", "<b>"), "$x$ <i>")
     stats = changed(stats, ("time", "<u>$"), 1.0)
-    write_page(tmp_path / "page.html", {"<a>\x1b": stats, "b": FULL})
+    write_page(tmp_path / "page.html", {"<a>\x1b": Stats.from_json(stats), "b": Stats.from_json(FULL)})
     page = (tmp_path / "page.html").read_text()
     for wrong in ("<script>", "<i>", "<u>", "<b>$", "<a>", "\x1b", "\u202e"):
         assert wrong not in page

@@ -34,7 +34,7 @@ def test_a_journal_of_an_earlier_version_is_resumed_to_the_same_bytes(tmp_path: 
     told: list[str] = []
     result = _resume(tmp_path, told)
     assert result.exit_code == 3
-    assert result.stats["rows"]["resumed"] == 4
+    assert result.stats.rows.resumed == 4
     assert "resuming: 4 of 8 rows are finished already" in told
     assert (tmp_path / "out.jsonl").read_bytes() == (STORED / "expected.jsonl").read_bytes()
 

@@ -15,13 +15,14 @@ from rich.console import Console
 from snapshots import finished_row, snapshot
 from stats_files import RECIPES, run_stats, shown, stats_of, stats_of_recipe
 
-from pagedbatch.cli.report import read_stats, report
+from pagedbatch.cli.report import open_stats, report
 from pagedbatch.errors import UsageError
 from pagedbatch.params import GenerationParams
 from pagedbatch.report.charts import ASCII, UNICODE, Part, cells, sparkline, stacked_bar
 from pagedbatch.report.details import details
 from pagedbatch.report.summary import summary
 from pagedbatch.stats.memory import MemoryAccount
+from pagedbatch.stats.schema import Stats
 from pagedbatch.wording import duration, percent, plural, size
 
 
@@ -68,7 +69,7 @@ def test_a_run_that_was_cut_off() -> None:
 def test_reports_in_ascii(show: Any) -> None:
     file = BytesIO()
     console = Console(file=TextIOWrapper(file, encoding="ascii"), width=80)
-    show(run_stats(), console)
+    show(Stats.from_json(run_stats()), console)
     console.file.flush()
     assert "##" in file.getvalue().decode("ascii")
 
@@ -143,19 +144,19 @@ def test_the_command_prints_both(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"{", "no JSON"),
-        (b"\xff\xfe", "no JSON"),
-        (b"[1, 2]", "settings is missing"),
+        (b"{", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[1, 2]", "the file is not an object"),
         (b'{"settings": {}, "versions": {}}', "rows is missing"),
         (b'{"settings": {}, "versions": {}, "rows": {"total": 1}}', "rows.ok is missing"),
-        (b'{"settings": {}, "versions": {}, "rows": 5}', "rows.total is missing"),
+        (b'{"settings": {}, "versions": {}, "rows": 5}', "rows is not an object"),
     ],
 )
 def test_a_file_that_is_no_stats_file(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "out.stats.json"
     path.write_bytes(content)
     with pytest.raises(UsageError, match=message):
-        read_stats(path)
+        open_stats(path)
 
 
 def test_a_contiguous_scheme_that_is_not_there(tmp_path: Path) -> None:
@@ -164,19 +165,19 @@ def test_a_contiguous_scheme_that_is_not_there(tmp_path: Path) -> None:
     path = tmp_path / "out.stats.json"
     path.write_text(json.dumps(stats), encoding="utf-8")
     with pytest.raises(UsageError, match=r"memory\.contiguous\.pow2 is missing"):
-        read_stats(path)
+        open_stats(path)
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
-        read_stats(tmp_path / "none.stats.json")
+        open_stats(tmp_path / "none.stats.json")
 
 
 def test_the_output_in_place_of_its_stats(tmp_path: Path) -> None:
     (tmp_path / "out.jsonl").write_text('{"id": 1}\n{"id": 2}\n', encoding="utf-8")
     (tmp_path / "out.stats.json").write_text("{}", encoding="utf-8")
     with pytest.raises(UsageError, match=r"did you mean .*out\.stats\.json\?"):
-        read_stats(tmp_path / "out.jsonl")
+        open_stats(tmp_path / "out.jsonl")
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=6), st.integers(0, 100))

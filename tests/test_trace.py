@@ -7,8 +7,7 @@ import random
 import pytest
 
 from pagedbatch.errors import UsageError
-from pagedbatch.tools.simulate.lengths import RequestLengths, parse_log_normal
-from pagedbatch.tools.simulate.trace import SampleLengths, script_trace
+from pagedbatch.tools.simulate.trace import RequestLengths, SampleLengths, parse_log_normal, script_trace
 
 
 def test_samples_have_the_lengths_that_the_trace_gives_them() -> None:
@@ -16,9 +15,9 @@ def test_samples_have_the_lengths_that_the_trace_gives_them() -> None:
         [RequestLengths(5, 9, sample_tokens=(3, 9, 0)), RequestLengths(5, 4)], 12, samples=SampleLengths()
     )
     assert first.lengths == (3, 7, 1)
-    assert (first.request.params.n, first.is_cut, first.is_lifted) == (3, True, True)
+    assert (first.request.params.n, first.is_cut, first.is_clamped) == (3, True, True)
     assert second.lengths == (4,)
-    assert (second.request.params.n, second.is_cut, second.is_lifted) == (1, False, False)
+    assert (second.request.params.n, second.is_cut, second.is_clamped) == (1, False, False)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pagedbatch.errors import UsageError
-from pagedbatch.tools.simulate.lengths import RequestLengths
+from pagedbatch.tools.simulate.trace import RequestLengths
 from pagedbatch.tools.simulate.trace_file import TraceColumns, read_trace
 
 

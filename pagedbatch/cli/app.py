@@ -19,7 +19,7 @@ from pagedbatch.cli.report import report
 from pagedbatch.cli.run import run
 from pagedbatch.cli.simulate import simulate
 from pagedbatch.cli.terminal import say
-from pagedbatch.errors import PagedBatchError, RunError, UsageError
+from pagedbatch.errors import ExitCode, PagedBatchError, RunError
 
 #: Set in the environment, errors come with their traceback.
 _TRACEBACK = "PAGEDBATCH_TRACEBACK"
@@ -55,7 +55,7 @@ def pagedbatch(
     """Offline batch inference: a file of prompts in, a file of answers out, through one paged KV pool."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-        raise typer.Exit(UsageError.exit_code)
+        raise typer.Exit(ExitCode.USAGE)
 
 
 def main() -> None:
@@ -67,10 +67,10 @@ def main() -> None:
         hint = f" ({_TRACEBACK}=1 shows where)" if isinstance(error, RunError) and error.__cause__ else ""
         _fail(f"{error}{hint}", error.exit_code, error)
     except typer.TyperException as error:
-        _fail(" ".join(error.format_message().split()), UsageError.exit_code, error)
+        _fail(" ".join(error.format_message().split()), ExitCode.USAGE, error)
     except BrokenPipeError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the exit's own flush is quiet
-        _fail("the output was closed by its reader", PagedBatchError.exit_code, error)
+        _fail("the output was closed by its reader", ExitCode.FAILED, error)
 
 
 def _fail(message: str, exit_code: int, error: BaseException) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 from pagedbatch.cli.flags import takes_options, values_of
 from pagedbatch.cli.terminal import say
-from pagedbatch.errors import RunError, UsageError
+from pagedbatch.errors import ExitCode, UsageError
 from pagedbatch.options import option, options_of
 from pagedbatch.params import MAX_WIDTH
 from pagedbatch.printable import printable_values
 from pagedbatch.readers import boolean, count, integer, new_file, number, text
-from pagedbatch.run.interrupts import EXIT_INTERRUPTED, Interrupts
+from pagedbatch.run.interrupts import Interrupts
 from pagedbatch.settings import OPTIONS
 
 _job = partial(option, group="Job")
@@ -79,15 +79,15 @@ def bench(**flags: Any) -> int:
             result = compare(plan, say)
     except KeyboardInterrupt:
         say("interrupted: nothing was written")
-        return EXIT_INTERRUPTED
+        return ExitCode.INTERRUPTED
     if own.json is not None:
         Path(own.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print_comparison(printable_values(result), Console())
     if result["interrupted"]:
         say(f"interrupted: {len(result['jobs'])} of {len(plan.jobs)} jobs were measured")
-        return EXIT_INTERRUPTED
+        return ExitCode.INTERRUPTED
     generate_failed = any("error" in (job["generate"] or {}) for job in result["jobs"])
-    return RunError.exit_code if generate_failed else 0
+    return ExitCode.FAILED if generate_failed else ExitCode.OK
 
 
 def _names(text: str) -> list[str]:

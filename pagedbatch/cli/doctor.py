@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pagedbatch.errors import PagedBatchError
+from pagedbatch.errors import ExitCode
 from pagedbatch.printable import printable
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def doctor(
 
     found = inspect_model(model, trust_remote_code=trust_remote_code)
     _print(console, f"model {model}", _model(found))
-    return PagedBatchError.exit_code if found.problems else 0
+    return ExitCode.FAILED if found.problems else ExitCode.OK
 
 
 def _machine() -> Iterator[tuple[str, str]]:

@@ -10,9 +10,10 @@ from typing import Any
 
 from pagedbatch.cli.flags import RECIPE, settings_of, takes_options, values_of
 from pagedbatch.cli.terminal import say
+from pagedbatch.errors import ExitCode
 from pagedbatch.options import option, options_of
 from pagedbatch.readers import count, new_file
-from pagedbatch.run.interrupts import EXIT_INTERRUPTED, Interrupts
+from pagedbatch.run.interrupts import Interrupts
 from pagedbatch.settings import OPTIONS
 
 _plan = partial(option, group="Plan")
@@ -44,7 +45,6 @@ def plan(**flags: Any) -> int:
     """Show what a run would need: memory, rows at once, sharing, rows that can't be answered. Reads no weights."""
     from rich.console import Console
 
-    from pagedbatch.output.write import EXIT_ROWS_FAILED
     from pagedbatch.tools.plan.plan import make_plan
     from pagedbatch.tools.plan.tables import print_plan
 
@@ -57,12 +57,12 @@ def plan(**flags: Any) -> int:
                 expect_tokens=own.expect_tokens,
                 simulated_rows=own.simulate_rows,
                 notice=say,
-                tell=status.update,
+                show_progress=status.update,
             )
     except KeyboardInterrupt:
         say("interrupted: nothing was written")
-        return EXIT_INTERRUPTED
+        return ExitCode.INTERRUPTED
     if own.json is not None:
         Path(own.json).write_text(json.dumps(found.as_dict(), indent=1) + "\n", encoding="utf-8")
     print_plan(found, Console())
-    return EXIT_ROWS_FAILED if found.rows.num_refused else 0
+    return ExitCode.ROW_ERRORS if found.rows.num_refused else ExitCode.OK

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from pagedbatch.cli.tally import Tally
-from pagedbatch.outputs import PoolCounts, StepSnapshot
+from pagedbatch.outputs import BLOCK_STATES, PoolCounts, StepSnapshot
 from pagedbatch.printable import printable
 from pagedbatch.report.charts import Part, glyphs_for, stacked_bar
 from pagedbatch.wording import duration, plural
@@ -29,7 +29,7 @@ _LABEL_WIDTH = 9
 _BESIDE_BAR_WIDTH = 30
 _MAX_WIDTH = 120
 _MAX_POOLS = 8
-_STATES = (("private", "blue"), ("shared", "magenta"), ("cached", "cyan"), ("free", "bright_black"))
+_STATE_STYLES = ("blue", "magenta", "cyan", "bright_black")
 
 
 class Progress(ABC):
@@ -152,7 +152,7 @@ class TerminalProgress(Progress):
                 bars.append(self._pool_line(f"all {len(pools)}", snapshot.pool))
         legend = [
             Text.assemble((part.glyph, part.style), f" {name} {part.value:,}")
-            for part, (name, _) in zip(self._pool_parts(snapshot.pool), _STATES, strict=True)
+            for part, name in zip(self._pool_parts(snapshot.pool), BLOCK_STATES, strict=True)
         ]
         words = _running_words(snapshot, self._tally.preemptions)
         return [*bars, self._cells_line("", legend), self._cells_line("running", words)]
@@ -163,11 +163,8 @@ class TerminalProgress(Progress):
         return self._bar_line(label, self._pool_parts(pool), share, f"live of {blocks:,} blocks")
 
     def _pool_parts(self, pool: PoolCounts) -> list[Part]:
-        counts = (pool.private, pool.shared, pool.cached, pool.free)
-        return [
-            Part(count, shade, style)
-            for count, shade, (_, style) in zip(counts, self._glyphs.shades, _STATES, strict=True)
-        ]
+        counts = pool.by_state.values()
+        return [Part(*each) for each in zip(counts, self._glyphs.shades, _STATE_STYLES, strict=True)]
 
     def _line(self, label: str, body: Text) -> Text:
         return Text.assemble((f"{label:<{_LABEL_WIDTH}}", "bold"), body, no_wrap=True, overflow="crop")
@@ -179,7 +176,7 @@ class TerminalProgress(Progress):
 
     def _cells_line(self, label: str, cells: Sequence[str | Text]) -> Text:
         """Words in four columns, which stay in place while numbers grow."""
-        width = (self._width - _LABEL_WIDTH) // len(_STATES)
+        width = (self._width - _LABEL_WIDTH) // len(BLOCK_STATES)
         body = Text()
         for cell in cells:
             body.append_text(Text(cell) if isinstance(cell, str) else cell)
@@ -227,11 +224,9 @@ def _final_words(tally: Tally) -> list[str]:
 def _pool_words(tally: Tally, pools: Sequence[StepSnapshot]) -> list[str]:
     if tally.snapshot is None:
         return []
-    pool = tally.snapshot.pool
-    blocks = zip((pool.private, pool.shared, pool.cached, pool.free), _STATES, strict=True)
     live = [f"{each.pool.live:,}" for each in pools]
     return [
-        "blocks: " + ", ".join(f"{count:,} {name}" for count, (name, _) in blocks),
+        "blocks: " + ", ".join(f"{count:,} {state}" for state, count in tally.snapshot.pool.by_state.items()),
         f"live in each pool: {' '.join(live)}" if len(live) > 1 else "",
         *_running_words(tally.snapshot, tally.preemptions),
     ]

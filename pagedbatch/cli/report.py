@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pagedbatch.errors import UsageError
 from pagedbatch.printable import printable, printable_values
-from pagedbatch.stats.schema import stats_problem
+
+if TYPE_CHECKING:
+    from pagedbatch.stats.schema import Stats
 
 
 def report(
@@ -23,7 +24,7 @@ def report(
     ] = None,
 ) -> None:
     """Show what runs did, how fast, and what their memory held."""
-    runs = {path: read_stats(path) for path in stats_files}
+    runs = {path: open_stats(path) for path in stats_files}
     if html is not None:
         names = names_of(list(runs))
         write_page(html, {name: part for path in runs for name, part in _with_account(names[path], runs[path])})
@@ -50,14 +51,14 @@ def names_of(paths: list[Path]) -> dict[Path, str]:
     return {path: name if taken[name] == 1 else str(path) for path, name in short.items()}
 
 
-def _with_account(name: str, stats: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The run or, if its shards have no common account, each shard."""
-    if _is_of_pools_apart(stats):
-        return [(shard["file"], shard["stats"]) for shard in stats["shards"]]
+def _with_account(name: str, stats: Stats) -> list[tuple[str, Stats]]:
+    """The run or, where blocks differ in size and its shards have no memory in common, each shard."""
+    if stats.memory is None and stats.shards:
+        return [(shard.file, shard.stats) for shard in stats.shards]
     return [(name, stats)]
 
 
-def write_page(path: Path, runs: dict[str, dict[str, Any]]) -> None:
+def write_page(path: Path, runs: dict[str, Stats]) -> None:
     """Writes the page of `runs`, stats by name, to `path`.
 
     Raises:
@@ -76,27 +77,21 @@ def write_page(path: Path, runs: dict[str, dict[str, Any]]) -> None:
         raise UsageError(f"can't write {path}: {error.strerror}") from None
 
 
-def read_stats(path: Path) -> dict[str, Any]:
+def open_stats(path: Path) -> Stats:
     """The contents of a stats file.
 
     Raises:
-        UsageError: it can't be read, is not JSON, or is not the stats of a run.
+        UsageError: it can't be read, or is not the stats of a run.
     """
+    from pagedbatch.output.stats_file import read_stats
+    from pagedbatch.stats.record import RecordError
+
     try:
-        stats = json.loads(path.read_text(encoding="utf-8"))
+        return read_stats(path)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise UsageError(f"{path}: not a stats file: no JSON{_hint(path)}") from None
-    problem = stats_problem(stats)
-    if problem is not None:
-        raise UsageError(f"{path}: not a stats file: {problem}{_hint(path)}")
-    return dict(stats)
-
-
-def _is_of_pools_apart(stats: dict[str, Any]) -> bool:
-    """Whether these are merged shards whose pools have no common account, because their blocks differ in size."""
-    return stats["memory"] is None and bool(stats.get("shards"))
+    except RecordError as error:
+        raise UsageError(f"{path}: not a stats file: {error}{_hint(path)}") from None
 
 
 def _hint(path: Path) -> str:

@@ -6,8 +6,8 @@ from typing import Any
 
 from pagedbatch.cli.flags import RECIPE, settings_of, takes_options
 from pagedbatch.cli.terminal import say
+from pagedbatch.errors import ExitCode
 from pagedbatch.printable import printable_values
-from pagedbatch.run.interrupts import EXIT_INTERRUPTED
 from pagedbatch.settings import OPTIONS
 
 
@@ -30,10 +30,10 @@ def run(**flags: Any) -> int:
         result = run_job(settings, ui)
     except KeyboardInterrupt:
         say("interrupted before the first row")
-        return EXIT_INTERRUPTED
+        return ExitCode.INTERRUPTED
     summary(printable_values(result.stats), console)
     if result.paths is not None:
         say(f"stats     {result.paths.stats}")
-        if result.exit_code != EXIT_INTERRUPTED:
+        if result.exit_code != ExitCode.INTERRUPTED:
             say(f"output    {result.paths.output}")
     return result.exit_code

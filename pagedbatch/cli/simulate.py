@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pagedbatch.cli.flags import takes_options, values_of
 from pagedbatch.cli.terminal import say
 from pagedbatch.config import EngineConfig, PreemptionMode
-from pagedbatch.errors import UsageError
+from pagedbatch.errors import ExitCode, UsageError
 from pagedbatch.options import like, option, options_of
 from pagedbatch.printable import printable_values
 from pagedbatch.readers import INT64, choice, count, integer, new_file, text
 from pagedbatch.settings import OPTIONS
+
+if TYPE_CHECKING:
+    from pagedbatch.stats.schema import Setting
 
 _requests = partial(option, group="Requests")
 _model = partial(option, group="Model and device")
@@ -108,14 +110,11 @@ def simulate(**flags: Any) -> int:
     from rich.console import Console
 
     from pagedbatch.cli.simulated_pool import KVShape, num_pool_blocks, pool_shape
-    from pagedbatch.output.durable import write_atomically
-    from pagedbatch.output.write import EXIT_ROWS_FAILED
+    from pagedbatch.output.stats_file import write_stats
     from pagedbatch.report.details import details
     from pagedbatch.report.summary import summary
-    from pagedbatch.tools.simulate.lengths import parse_log_normal
-    from pagedbatch.tools.simulate.simulate import simulate
-    from pagedbatch.tools.simulate.stats import simulation_stats
-    from pagedbatch.tools.simulate.trace import SampleLengths, script_trace
+    from pagedbatch.tools.simulate.simulate import simulate, simulation_stats
+    from pagedbatch.tools.simulate.trace import SampleLengths, parse_log_normal, script_trace
     from pagedbatch.tools.simulate.trace_file import TraceColumns, read_trace
     from pagedbatch.wording import plural
 
@@ -156,7 +155,7 @@ def simulate(**flags: Any) -> int:
     found = simulate(scripted, config, block_bytes=shape.token_bytes * own.block_size, seed=own.seed)
     stats = simulation_stats(found, _settings(own, flags, config))
     if own.output is not None:
-        write_atomically(Path(own.output), [json.dumps(stats).encode(), b"\n"])
+        write_stats(Path(own.output), stats)
     console = Console()
     shown = printable_values(stats)
     summary(shown, console)
@@ -164,20 +163,20 @@ def simulate(**flags: Any) -> int:
     if found.num_cut:
         cut = plural(found.num_cut, "request was", "requests were")
         say(f"{cut} cut to the context of {config.max_model_len} tokens")
-    if found.num_lifted:
-        say(f"{plural(found.num_lifted, 'request')} had a length of 0: it was taken as 1")
+    if found.num_clamped:
+        say(f"{plural(found.num_clamped, 'request')} had a length of 0: it was taken as 1")
     if found.num_error:
         say(f"{found.num_error} requests could not run; the first: {found.first_error}")
-    return EXIT_ROWS_FAILED if found.num_error else 0
+    return ExitCode.ROW_ERRORS if found.num_error else ExitCode.OK
 
 
-def _settings(own: SimulateOptions, flags: dict[str, Any], config: EngineConfig) -> dict[str, dict[str, Any]]:
-    """Each setting's value and source, and what those came to that were left open."""
+def _settings(own: SimulateOptions, flags: dict[str, Any], config: EngineConfig) -> dict[str, Setting]:
+    """Each setting's value and source, and what those stood for that were left open."""
+    from pagedbatch.stats.schema import Setting
+
     used = {"num_blocks": config.num_blocks, "max_model_len": config.max_model_len}
-    settings: dict[str, dict[str, Any]] = {}
+    settings = {}
     for name, value in asdict(own).items():
         source = "default" if flags[name] is None else "command line"
-        settings[name] = {"value": value, "source": source}
-        if name in used:
-            settings[name]["used"] = used[name]
+        settings[name] = Setting(value=value, source=source, used=used.get(name))
     return settings

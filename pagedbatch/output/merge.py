@@ -12,13 +12,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from pagedbatch.errors import RunError, UsageError
+from pagedbatch.errors import ExitCode, RunError, UsageError
 from pagedbatch.output.locking import open_locked
 from pagedbatch.output.openai_records import answered_row
 from pagedbatch.output.paths import OutputPaths
 from pagedbatch.output.shard_outputs import Part, merged_paths, open_parts
-from pagedbatch.output.write import EXIT_ROWS_FAILED, clear_leftovers, write_records, write_stats
-from pagedbatch.stats.parts import merged_stats
+from pagedbatch.output.stats_file import write_stats
+from pagedbatch.output.write import clear_leftovers, write_records
+from pagedbatch.stats.merge import merge_shards
 from pagedbatch.wording import plural
 
 
@@ -33,7 +34,7 @@ class Merged:
 
     @property
     def exit_code(self) -> int:
-        return EXIT_ROWS_FAILED if self.num_error else 0
+        return ExitCode.ROW_ERRORS if self.num_error else ExitCode.OK
 
 
 def merge_parts(names: Sequence[str], output: str, notice: Callable[[str], None]) -> Merged:
@@ -45,16 +46,17 @@ def merge_parts(names: Sequence[str], output: str, notice: Callable[[str], None]
     """
     parts = open_parts(names)
     paths = merged_paths(output, parts)
-    if len({json.dumps(part.stats["versions"], sort_keys=True) for part in parts}) > 1:
+    if any(part.stats.versions != parts[0].stats.versions for part in parts):
         notice("the parts were written by different versions: see versions in their stats")
     with _sole_writer(paths):
         clear_leftovers(paths)
         to_parquet = paths is not None and paths.is_parquet
         write_records(paths, (record for part in parts for record in _records(part, to_parquet)))
+        stats = merge_shards({part.name: part.stats for part in parts}, output)
         # After the records, so that no stats speak of an output that turned out to be damaged.
-        write_stats(paths, merged_stats({part.name: part.stats for part in parts}, output))
-    num_ok, num_error = (sum(part.stats["rows"][name] for part in parts) for name in ("ok", "error"))
-    return Merged(len(parts), num_ok, num_error, paths)
+        if paths is not None:
+            write_stats(paths.stats, stats)
+    return Merged(len(parts), stats.rows.ok, stats.rows.error, paths)
 
 
 @contextmanager
@@ -99,9 +101,9 @@ def _records(part: Part, to_parquet: bool) -> Iterator[bytes]:
         raise RunError(f"can't read {part.name}: {error.strerror}") from error
     if number < len(part.rows):
         raise RunError(f"{part.name} ends after {number} of its {plural(len(part.rows), 'row')}")
-    if num_error != part.stats["rows"]["error"]:
+    if num_error != part.stats.rows.error:
         errors = plural(num_error, "error row")
-        raise RunError(f"{part.name} holds {errors}, its stats speak of {part.stats['rows']['error']}")
+        raise RunError(f"{part.name} holds {errors}, its stats speak of {part.stats.rows.error}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ Knows stats files and journals; reads no records.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,8 +15,10 @@ from typing import Any
 from pagedbatch.errors import UsageError
 from pagedbatch.output.journal_lines import Manifest, read_manifest, unseal
 from pagedbatch.output.paths import OutputPaths, output_paths
+from pagedbatch.output.stats_file import read_stats
 from pagedbatch.shard import Shard, name_rows
-from pagedbatch.stats.schema import part_problem
+from pagedbatch.stats.record import RecordError
+from pagedbatch.stats.schema import ShardInfo, ShardInput, ShardModel, Stats
 from pagedbatch.wording import plural
 
 _MAX_MANIFEST_BYTES = 1 << 24
@@ -25,21 +26,16 @@ _MAX_MANIFEST_BYTES = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The finished output of one shard. `name` is what the user called it, `stats` what stands beside it."""
+    """The finished output of one shard: its name as given, the stats beside it, and the shard that these describe."""
 
     name: str
     path: Path
-    stats: Mapping[str, Any]
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        identity: Mapping[str, Any] = self.stats["shard"]
-        return identity
+    stats: Stats
+    shard: ShardInfo
 
     @property
     def rows(self) -> range:
-        first: int = self.identity["first_row"]
-        return range(first, first + self.identity["num_rows"])
+        return self.shard.rows
 
 
 def open_parts(names: Sequence[str]) -> list[Part]:
@@ -85,11 +81,10 @@ def _open_part(name: str) -> Part:
         raise UsageError(f"{name} is unfinished: {_how_to_finish(name, files.journal)}")
     if not path.is_file():
         raise UsageError(f"{name}: no such file")
-    stats = _read_stats(name, files.stats)
-    rows = stats["rows"]
-    if rows["ok"] + rows["error"] != stats["shard"]["num_rows"]:
+    stats, shard = _read_stats(name, files.stats)
+    if stats.rows.ok + stats.rows.error != shard.num_rows:
         raise UsageError(f"{name} is unfinished by its stats: run its command again")
-    return Part(name, path, stats)
+    return Part(name, path, stats, shard)
 
 
 def _how_to_finish(name: str, journal: Path) -> str:
@@ -108,43 +103,39 @@ def _how_to_finish(name: str, journal: Path) -> str:
     return f"run `{command}` again, with the other options that it had"
 
 
-def _read_stats(name: str, path: Path) -> dict[str, Any]:
+def _read_stats(name: str, path: Path) -> tuple[Stats, ShardInfo]:
+    """The stats of a part, and what they say of its shard."""
     try:
-        stats = json.loads(path.read_bytes())
+        stats = read_stats(path)
     except OSError as error:
         raise UsageError(f"{name}: its stats, {path}, can't be read: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise UsageError(f"{name}: {path} is not a stats file: no JSON") from None
-    if isinstance(stats, dict) and "rows" in stats and "shard" not in stats:
+    except RecordError as error:
+        raise UsageError(f"{name}: {path} is not a stats file: {error}") from None
+    if stats.shard is None:
         raise UsageError(f"{name} is no part: {path} is of a run without --shard")
-    problem = part_problem(stats)
-    if problem is not None:
-        raise UsageError(f"{name}: {path} is not a stats file: {problem}")
-    return dict(stats)
+    return stats, stats.shard
 
 
 def _check_same_run(parts: Sequence[Part]) -> None:
     """Refuses parts whose results don't belong together: names may differ, contents and settings may not."""
     first = parts[0]
     for other in parts[1:]:
-        found = list(_differences(first.identity, other.identity))
+        found = list(_differences(first.shard, other.shard))
         if found:
             raise UsageError(f"{first.name} and {other.name} are not of one run: {'; '.join(found)}")
 
 
-def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
-    inputs = one["input"], other["input"]
-    if any(inputs[0][key] != inputs[1][key] for key in ("size", "hash")):
-        names = [content["name"] for content in inputs]
+def _differences(one: ShardInfo, other: ShardInfo) -> Iterator[str]:
+    if (one.input.size, one.input.hash) != (other.input.size, other.input.hash):
+        names = one.input.name, other.input.name
         yield f"input: {names[0]!r} and {names[1]!r}" if names[0] != names[1] else "input: its content has changed"
-    elif one["of_rows"] != other["of_rows"]:
-        yield f"rows in all: {one['of_rows']} and {other['of_rows']}"
-    models = one["model"], other["model"]
-    if models[0]["fingerprint"] != models[1]["fingerprint"]:
-        names = [model["name"] for model in models]
+    elif one.of_rows != other.of_rows:
+        yield f"rows in all: {one.of_rows} and {other.of_rows}"
+    if one.model.fingerprint != other.model.fingerprint:
+        names = one.model.name, other.model.name
         yield f"model: {names[0]!r} and {names[1]!r}" if names[0] != names[1] else "model: its files have changed"
-    for name in dict.fromkeys([*one["settings"], *other["settings"]]):
-        values = one["settings"].get(name), other["settings"].get(name)
+    for name in dict.fromkeys([*one.settings, *other.settings]):
+        values = one.settings.get(name), other.settings.get(name)
         if values[0] != values[1]:
             yield f"{name}: {values[0]!r} and {values[1]!r}"
 
@@ -152,7 +143,7 @@ def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[s
 def _check_cover(parts: Sequence[Part]) -> None:
     """Refuses gaps and overlaps, all of them in one line."""
     problems = []
-    num_rows = parts[0].identity["of_rows"]
+    num_rows = parts[0].shard.of_rows
     reached, furthest = 0, parts[0]
     for part in parts:
         rows = part.rows
@@ -171,26 +162,26 @@ def _check_cover(parts: Sequence[Part]) -> None:
 
 def _gap(missing: range, parts: Sequence[Part]) -> str:
     """Names the rows, and the shards that hold them where all parts were cut into equally many."""
-    counts = {Shard.parse(part.identity["shard"]).count for part in parts}
+    counts = {Shard.parse(part.shard.shard).count for part in parts}
     shards = ""
     if len(counts) == 1:
-        count, num_rows = counts.pop(), parts[0].identity["of_rows"]
+        count, num_rows = counts.pop(), parts[0].shard.of_rows
         first, last = (str(Shard.of_row(row, num_rows, count)) for row in (missing[0], missing[-1]))
         shards = f" (--shard {first})" if first == last else f" (--shard {first} to {last})"
     return f"rows {name_rows(missing)} are in none{shards}"
 
 
-def describe_shard(manifest: Manifest, rows: range, num_rows: int) -> dict[str, Any]:
+def describe_shard(manifest: Manifest, rows: range, num_rows: int, other_settings: Mapping[str, Any]) -> ShardInfo:
     """The section `shard` of the stats: which rows these are, and what the results depend on, shards apart."""
     content = manifest.input
     stored = manifest.stored()
     settings = {name: value for name, value in stored["settings"].items() if name not in ("shard", "rows")}
-    return {
-        "shard": manifest.settings["shard"],
-        "first_row": rows.start,
-        "num_rows": len(rows),
-        "of_rows": num_rows,
-        "input": {"name": content.name, "size": content.size, "hash": content.digest()},
-        "model": stored["model"],
-        "settings": settings,
-    }
+    return ShardInfo(
+        shard=manifest.settings["shard"],
+        first_row=rows.start,
+        num_rows=len(rows),
+        of_rows=num_rows,
+        input=ShardInput(name=content.name, size=content.size, hash=content.digest()),
+        model=ShardModel(name=stored["model"]["name"], fingerprint=stored["model"]["fingerprint"]),
+        settings={**settings, **other_settings},
+    )

@@ -1,19 +1,24 @@
-"""OUT.stats.json: puts together what a run was told, what it did and what it cost. Knows no engine and no file."""
+"""OUT.stats.json: what a run was told, what it did and what it cost; written, and read again."""
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from pagedbatch import __version__
+from pagedbatch.output.durable import write_atomically
 from pagedbatch.output.journal import Journal
 from pagedbatch.output.totals import Totals
 from pagedbatch.params import READERS, GenerationParams
 from pagedbatch.settings import RUN_OPTIONS, RunSettings
 from pagedbatch.stats.memory import MemoryAccount
+from pagedbatch.stats.record import RecordError
+from pagedbatch.stats.schema import RowCounts, Setting, Stats, Throughput, Worker
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "triton", "numpy", "xgrammar")
 
@@ -31,55 +36,68 @@ def versions() -> dict[str, str]:
 
 def describe_settings(
     settings: RunSettings, params: GenerationParams, model_defaults: Mapping[str, Any], used: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """Each setting's value and source; `used` adds what an `auto` came to. `params` are a plain row's."""
-    described: dict[str, dict[str, Any]] = {}
+) -> dict[str, Setting]:
+    """Each setting's value and source; `used` has what an `auto` stood for. `params` are those of a plain row."""
+    described = {}
     for name in RUN_OPTIONS:
-        described[name] = {"value": getattr(settings, name), "source": settings.origin(name)}
+        described[name] = Setting(value=getattr(settings, name), source=settings.origin(name), used=used.get(name))
     for name, value in asdict(params).items():
         source = settings.origin(name)
         if source == "default" and name in model_defaults and value == READERS[name](name, model_defaults[name]):
             source = "model"
-        described[name] = {"value": dict(value) if name == "logit_bias" else value, "source": source}
-    for name, value in used.items():
-        described[name]["used"] = value
+        described[name] = Setting(value=dict(value) if name == "logit_bias" else value, source=source)
     return described
 
 
 def build_stats(
     *,
-    settings: Mapping[str, Any],
+    settings: dict[str, Setting],
     num_rows: int,
     journal: Journal,
     totals: Totals,
     startup_seconds: float,
     account: MemoryAccount,
-    workers: list[dict[str, Any]] | None,
-) -> dict[str, Any]:
-    """The whole account of a run, finished or not. Rows count the resumed ones; tokens and times are this run's own.
+    workers: list[Worker] | None,
+) -> Stats:
+    """The stats of a run, finished or not. Rows count the resumed ones; tokens and times are this run's own."""
+    return Stats(
+        settings=settings,
+        versions=versions(),
+        rows=RowCounts(total=num_rows, ok=journal.num_ok, error=journal.num_error, resumed=journal.num_resumed),
+        throughput=Throughput.of(
+            startup_seconds=startup_seconds,
+            seconds=totals.seconds,
+            prompt_tokens=totals.prompt_tokens,
+            output_tokens=totals.output_tokens,
+        ),
+        memory=account.memory(),
+        time=account.time(),
+        lengths=account.lengths(),
+        timeline=account.timeline(),
+        workers=workers,
+    )
 
-    `workers` has an entry each; None: there were none, the run was one process.
+
+def write_stats(path: Path, stats: Stats) -> None:
+    """Writes a stats file, whole or not at all.
+
+    Raises:
+        RunError: it can't be written.
     """
-    seconds = totals.seconds
-    stats = {
-        "settings": settings,
-        "versions": versions(),
-        "rows": {
-            "total": num_rows,
-            "ok": journal.num_ok,
-            "error": journal.num_error,
-            "resumed": journal.num_resumed,
-        },
-        "throughput": {
-            "startup_seconds": round(startup_seconds, 4),
-            "seconds": round(seconds, 4),
-            "prompt_tokens": totals.prompt_tokens,
-            "output_tokens": totals.output_tokens,
-            "output_tokens_per_second": round(totals.output_tokens / seconds, 3) if seconds else 0.0,
-        },
-        "memory": account.memory(),
-        "time": account.time(),
-        "lengths": account.lengths(),
-        "timeline": account.timeline(),
-    }
-    return stats if workers is None else stats | {"workers": workers}
+    text = json.dumps(stats.to_json(), indent=2, ensure_ascii=False, allow_nan=False)
+    write_atomically(path, [text.encode(), b"\n"])
+
+
+def read_stats(path: Path) -> Stats:
+    """Reads a stats file that this or an older version wrote.
+
+    Raises:
+        OSError: it can't be read.
+        RecordError: it is not a stats file.
+    """
+    data = path.read_bytes()
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        raise RecordError("not JSON") from None
+    return Stats.from_json(value)

@@ -5,21 +5,18 @@ Everything here can be done again: until the output stands whole under its name,
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
 
 from pagedbatch.errors import RunError
 from pagedbatch.output.durable import temporary_name, write_atomically
 from pagedbatch.output.journal import Journal
 from pagedbatch.output.parquet import write_parquet
 from pagedbatch.output.paths import OutputPaths
-from pagedbatch.stats.schema import stats_problem
-
-#: The run is finished, and some of its rows are errors.
-EXIT_ROWS_FAILED = 3
+from pagedbatch.output.stats_file import read_stats
+from pagedbatch.stats.record import RecordError
+from pagedbatch.stats.schema import Stats
 
 
 def clear_leftovers(paths: OutputPaths | None) -> None:
@@ -57,26 +54,13 @@ def write_output(paths: OutputPaths | None, journal: Journal, *, keep_journal: b
         journal.remove()
 
 
-def write_stats(paths: OutputPaths | None, stats: dict[str, Any]) -> None:
-    """Writes the account beside the output; a run to stdout leaves none.
-
-    Raises:
-        RunError: it can't be written.
-    """
-    if paths is not None:
-        text = json.dumps(stats, indent=2, ensure_ascii=False, allow_nan=False)
-        write_atomically(paths.stats, [text.encode(), b"\n"])
-
-
-def read_stats(paths: OutputPaths, journal: Journal) -> dict[str, Any] | None:
-    """The account that an earlier run left, if it is that of the run which finished the journal."""
+def stats_of_finished(paths: OutputPaths, journal: Journal) -> Stats | None:
+    """The stats that an earlier run left, if they are those of the run which finished the journal."""
     try:
-        stats: dict[str, Any] = json.loads(paths.stats.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        stats = read_stats(paths.stats)
+    except (OSError, RecordError):
         return None
-    if stats_problem(stats) is not None:
-        return None
-    counts = (stats["rows"]["ok"], stats["rows"]["error"])
+    counts = (stats.rows.ok, stats.rows.error)
     return stats if counts == (journal.num_ok, journal.num_error) else None
 
 

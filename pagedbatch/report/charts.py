@@ -1,4 +1,4 @@
-"""Bars and sparklines that read the same without colour. Knows numbers, not what they mean."""
+"""Bars and sparklines that can be read without colour."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ ASCII = Glyphs(shades=("#", "=", "-", "."), ticks="_.:-=+*#", dot="|")
 
 
 def glyphs_for(console: Console) -> Glyphs:
-    """Block characters where the console's encoding has them."""
+    """Block characters if the console's encoding has them, else ASCII."""
     return ASCII if console.options.ascii_only else UNICODE
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stretch of a stacked bar."""
+    """A part of a stacked bar."""
 
     value: float
     glyph: str
@@ -38,7 +38,7 @@ class Part:
 
 
 def cells(values: Sequence[float], width: int) -> list[int]:
-    """Splits `width` cells in the proportion of `values`, exactly; while there is room, whatever is above 0 is seen.
+    """Splits `width` cells in proportion to `values`, exactly; if there is room, each value above 0 has a cell.
 
     Largest remainder: the floor of each share first, then a cell each to those that lost most. A part that still has
     none takes one from the longest.

@@ -8,7 +8,8 @@ import sys
 from types import FrameType
 from typing import Any, Self
 
-EXIT_INTERRUPTED = 130
+from pagedbatch.errors import ExitCode
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -37,5 +38,5 @@ class Interrupts:
         if self.requested:
             if sys.stderr.isatty():
                 os.write(sys.stderr.fileno(), b"\x1b[?25h\n")  # the display had hidden the cursor
-            os._exit(EXIT_INTERRUPTED)
+            os._exit(ExitCode.INTERRUPTED)
         self.requested = True

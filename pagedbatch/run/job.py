@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from pagedbatch.constraints.build import ConstraintSource
-from pagedbatch.errors import PagedBatchError, RunError, UsageError
+from pagedbatch.errors import ExitCode, PagedBatchError, RunError, UsageError
 from pagedbatch.fingerprint import model_fingerprint
 from pagedbatch.input.hub import go_offline_if_needed
 from pagedbatch.input.reader import Source, Survey
@@ -20,11 +20,11 @@ from pagedbatch.output.journal_lines import Manifest, ModelIdentity
 from pagedbatch.output.paths import OutputPaths, output_paths
 from pagedbatch.output.records import RecordWriter
 from pagedbatch.output.shard_outputs import describe_shard
-from pagedbatch.output.stats_file import build_stats, describe_settings, versions
+from pagedbatch.output.stats_file import build_stats, describe_settings, versions, write_stats
 from pagedbatch.output.totals import Totals
-from pagedbatch.output.write import EXIT_ROWS_FAILED, clear_leftovers, read_stats, write_output, write_stats
+from pagedbatch.output.write import clear_leftovers, stats_of_finished, write_output
 from pagedbatch.params import resolve
-from pagedbatch.run.interrupts import EXIT_INTERRUPTED, Interrupts
+from pagedbatch.run.interrupts import Interrupts
 from pagedbatch.run.loop import RowsView
 from pagedbatch.run.one_process import OneProcess
 from pagedbatch.run.open import OpenedJob, open_input, open_job
@@ -33,6 +33,7 @@ from pagedbatch.run.startup import open_device_side
 from pagedbatch.settings import RunSettings
 from pagedbatch.shard import shard_settings
 from pagedbatch.stats.memory import MemoryAccount
+from pagedbatch.stats.schema import Stats, Worker
 from pagedbatch.wording import finished_of, plural
 
 
@@ -58,7 +59,7 @@ class Engines(Protocol):
 
     def used(self) -> dict[str, Any]: ...
 
-    def workers(self) -> list[dict[str, Any]] | None: ...
+    def workers(self) -> list[Worker] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class JobResult:
     """How a run ended. `paths` is None where the output went to stdout."""
 
     exit_code: int
-    stats: dict[str, Any]
+    stats: Stats
     paths: OutputPaths | None
 
 
@@ -99,7 +100,7 @@ def run_job(settings: RunSettings, ui: Ui) -> JobResult:
             clear_leftovers(paths)
             _tell_resumed(journal, rows, ui)
             if journal.is_complete and journal.num_resumed and paths is not None:
-                stats = read_stats(paths, journal)
+                stats = stats_of_finished(paths, journal)
                 if stats is not None:
                     return _finish(settings, paths, opened.found, journal, stats, ui)
             unfinished = Unfinished(source, rows, journal.finished_rows())
@@ -126,7 +127,7 @@ def _finish(
     paths: OutputPaths | None,
     found: Survey,
     journal: Journal,
-    stats: dict[str, Any],
+    stats: Stats,
     ui: Ui,
 ) -> JobResult:
     """Writes the output of a run whose rows are all finished and whose stats are written.
@@ -141,7 +142,7 @@ def _finish(
         errors = plural(journal.num_error, "row is an error", "rows are errors")
         these = "it" if journal.num_error == 1 else "these"
         ui.notice(f"{errors}: the same command with --retry-errors runs {these} again")
-    return JobResult(EXIT_ROWS_FAILED if journal.num_error else 0, stats, paths)
+    return JobResult(ExitCode.ROW_ERRORS if journal.num_error else ExitCode.OK, stats, paths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +168,12 @@ class _Run:
                     raise RunError(f"{name} holds fewer rows than when the run began: it was changed")
             except PagedBatchError:
                 with suppress(RunError):
-                    write_stats(self.paths, self._stats())
+                    self._write_stats(self._stats())
                 ui.notice(self._resume_hint())
                 raise
         stats = self._stats()
         try:
-            write_stats(self.paths, stats)
+            self._write_stats(stats)
             if self.journal.is_complete:
                 return _finish(self.settings, self.paths, self.opened.found, self.journal, stats, ui)
             self.journal.sync()
@@ -180,12 +181,16 @@ class _Run:
             ui.notice(self._resume_hint())
             raise
         ui.notice(f"interrupted: {self._resume_hint()}")
-        return JobResult(EXIT_INTERRUPTED, stats, self.paths)
+        return JobResult(ExitCode.INTERRUPTED, stats, self.paths)
 
     def _deliver(self, answer: Answer) -> None:
         self.journal.append(answer.row, answer.record, ok=answer.ok)
 
-    def _stats(self) -> dict[str, Any]:
+    def _write_stats(self, stats: Stats) -> None:
+        if self.paths is not None:
+            write_stats(self.paths.stats, stats)
+
+    def _stats(self) -> Stats:
         totals = self.engines.totals
         first_step_at = totals.first_step_at
         date = _date_written(self.settings, self.opened)
@@ -204,9 +209,9 @@ class _Run:
             workers=self.engines.workers(),
         )
         if self.settings.shard is not None:
-            shard = describe_shard(self.manifest, self.unfinished.rows, self.opened.found.num_rows)
-            shard["settings"] |= {"date": date}  # parts with another date in their prompts are not of one run
-            stats["shard"] = shard
+            # Parts with another date in their prompts are not of one run.
+            shard = describe_shard(self.manifest, self.unfinished.rows, self.opened.found.num_rows, {"date": date})
+            stats = replace(stats, shard=shard)
         return stats
 
     def _resume_hint(self) -> str:

@@ -15,6 +15,7 @@ from pagedbatch.run.pending_rows import Unfinished
 from pagedbatch.run.startup import DeviceSide, new_account
 from pagedbatch.settings import RunSettings
 from pagedbatch.stats.memory import MemoryAccount
+from pagedbatch.stats.schema import Worker
 
 #: Rows inside the engine at a time, in units of `max_num_seqs`: enough that it never waits for the next one.
 WINDOW = 2
@@ -70,6 +71,6 @@ class OneProcess:
         """What settings that choose by themselves came to."""
         return self._device.used()
 
-    def workers(self) -> list[dict[str, Any]] | None:
+    def workers(self) -> list[Worker] | None:
         """The stats of each worker: there are none."""
         return None

@@ -1,1 +1,1 @@
-"""The account of memory. Reads plain snapshots; knows no torch and no scheduler."""
+"""What a run did and what its memory held: OUT.stats.json."""

@@ -1,7 +1,5 @@
 """What contiguous allocation would have held for the same rows: a replay through a buddy allocator.
 
-Knows sequence lengths and a memory size; knows no blocks, no engine and no sharing.
-
 This is the comparison of figure 2 in the PagedAttention paper (arXiv 2309.06180, sections 2.2, 3 and 6.1), whose three
 contiguous systems differ only in how much a sequence reserves when it starts:
 
@@ -27,6 +25,8 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from pagedbatch.stats.schema import Contiguous, ContiguousUse
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceLengths:
@@ -39,25 +39,6 @@ class SequenceLengths:
     @property
     def final(self) -> int:
         return self.prompt + self.output
-
-
-@dataclass(frozen=True, slots=True)
-class ContiguousUse:
-    """Where the memory of a contiguous system went: shares of slot-steps that add up to 1.
-
-    `mean_sequences` ran at once, averaged over steps; `room` is how many such sequences the memory holds when nothing
-    but memory limits them. `replayed` sequences were run; `refused` ones need a chunk that
-    this memory doesn't have even when it is empty.
-    """
-
-    used: float
-    reserved: float
-    internal: float
-    external: float
-    mean_sequences: float
-    room: float
-    replayed: int
-    refused: int
 
 
 def reserve_max(lengths: SequenceLengths) -> int:
@@ -133,7 +114,7 @@ def replay(
     num_slots: int,
     max_num_seqs: int | None = None,
 ) -> ContiguousUse:
-    """Runs `sequences` first come, first served, in `num_slots` slots, each in a region of its own, one token a step.
+    """Runs `sequences` first come, first served, in `num_slots` slots, each in a region of its own, one token per step.
 
     All wait from the start; a sequence begins when the allocator has room for it (and fewer than `max_num_seqs` run),
     holds its prompt and one token in its first step, and gives its region back after its last. Samples and beams are
@@ -172,23 +153,33 @@ def replay(
         external += steps * (chunk - reservation)
 
     if replayed == 0:
-        return ContiguousUse(0.0, 0.0, 0.0, 1.0 if refused else 0.0, 0.0, 0.0, replayed, refused)
+        lost = 1.0 if refused else 0.0
+        return ContiguousUse(
+            used=0.0,
+            reserved=0.0,
+            internal=0.0,
+            external=lost,
+            mean_sequences=0.0,
+            room=0.0,
+            replayed=replayed,
+            refused=refused,
+        )
     total = used + reserved + internal + external
     makespan = max(end for end, _, _ in running)
     return ContiguousUse(
-        used=used / total,
-        reserved=reserved / total,
-        internal=internal / total,
-        external=external / total,
-        mean_sequences=lifetimes / makespan,
-        room=num_slots * lifetimes / total,
+        used=round(used / total, 6),
+        reserved=round(reserved / total, 6),
+        internal=round(internal / total, 6),
+        external=round(external / total, 6),
+        mean_sequences=round(lifetimes / makespan, 6),
+        room=round(num_slots * lifetimes / total, 6),
         replayed=replayed,
         refused=refused,
     )
 
 
-def compare(
-    sequences: list[SequenceLengths], num_slots: int, max_num_seqs: int | None = None
-) -> dict[str, ContiguousUse]:
+def compare(sequences: list[SequenceLengths], num_slots: int, max_num_seqs: int | None = None) -> Contiguous:
     """All three schemes on the same sequences and memory."""
-    return {name: replay(sequences, reserve, num_slots, max_num_seqs) for name, reserve in SCHEMES.items()}
+    return Contiguous(
+        **{name: replay(sequences, reserve, num_slots, max_num_seqs) for name, reserve in SCHEMES.items()}
+    )

@@ -1,4 +1,4 @@
-"""The rows that the contiguous baselines are replayed on: the first of the input, bounded. Knows finished rows only."""
+"""The rows that are replayed for the contiguous baselines: the first of the input, up to a limit."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class RowSample:
             self._num_sequences -= len(dropped)
 
     def merge(self, other: RowSample) -> None:
-        """Takes in the rows of another sample of the same input."""
+        """Adds the rows of another sample of the same input."""
         for negative_id, sequences in other._rows:
             self.add(-negative_id, sequences)
 
     def __getstate__(self) -> tuple[int, array[int]]:
-        """As numbers in a row: workers send theirs now and then, and objects would take milliseconds."""
+        """As one array of numbers: workers send theirs now and then, and pickling objects would take milliseconds."""
         numbers = array("q")
         for negative_id, sequences in self._rows:
             numbers.extend((-negative_id, len(sequences)))

@@ -1,251 +1,380 @@
-"""What OUT.stats.json holds, as far as it is read again: keys and types. Tells what doesn't fit; knows no file.
-
-A shape is an `_Object` of named shapes, an `_Each` of many alike, a tuple of one after another, a `_Number`, or a type.
-Keys that no reader needs are in nobody's way.
-"""
+"""The records of OUT.stats.json, which is read and written only through them. docs/stats.md is made from this file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from pagedbatch.stats.baselines import SCHEMES
+from pagedbatch.stats.record import Number, Record, RecordError, key
 
-#: Far above what any run counts, and low enough to be multiplied.
-_LARGEST = 10**15
-#: Blocks of one sequence that a map shows.
-_MAX_RUN = 512
+Rows = Annotated[int, Number("rows")]
+RowNumber = Annotated[int, Number("row number")]
+Sequences = Annotated[int, Number("sequences")]
+MeanSequences = Annotated[float, Number("sequences")]
+Tokens = Annotated[int, Number("tokens")]
+Steps = Annotated[int, Number("steps")]
+Blocks = Annotated[int, Number("blocks")]
+MeanBlocks = Annotated[float, Number("blocks")]
+Bytes = Annotated[int, Number("bytes")]
+Seconds = Annotated[float, Number("seconds")]
+Share = Annotated[float, Number("share, 0 to 1", most=1)]
+Count = Annotated[int, Number("count")]
 
-
-@dataclass(frozen=True, slots=True)
-class _Number:
-    least: float = 0
-    most: float = _LARGEST
-    is_whole: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Optional:
-    """The shape, or null."""
-
-    shape: Any
+#: Where a contiguous system's memory goes, in the order of the paper's figure 2. They add up to 1.
+KV_SHARES = ("used", "reserved", "internal", "external")
 
 
-@dataclass(frozen=True, slots=True)
-class _Each:
-    """A list, or an object under any keys, all of whose values have the shape."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting(Record):
+    """A setting of the run."""
 
-    container: Any
-    shape: Any
+    value: Any = key("as it was given, or the default")
+    source: str = key("where it comes from: `command line`, `recipe`, `model` (its generation_config) or `default`")
+    used: Any = key("what the value stood for in this run, of a setting such as `auto`", optional=True)
 
-
-@dataclass(frozen=True, slots=True)
-class _Object:
-    """An object that has the `needed` keys and may have `others`."""
-
-    needed: dict[str, Any]
-    others: dict[str, Any] = field(default_factory=dict)
-
-
-_COUNT = _Number(is_whole=True)
-_NUMBER = _Number()
-_SHARE = _Number(most=1)
-_TIMES = _Each(dict, _NUMBER)
-_COUNTS = _Each(dict, _COUNT)
-_SCHEME_SHARES = dict.fromkeys(("used", "reserved", "internal", "external"), _SHARE)
-
-_MEMORY_OF_WORKER = {
-    "num_blocks": _COUNT,
-    "mean_live_blocks": _NUMBER,
-    "sharing_saving": _Optional(_SHARE),
-    "kv_used": _Optional(_SHARE),
-}
-_MEMORY = _MEMORY_OF_WORKER | {
-    "block_size": _Number(least=1, is_whole=True),
-    "block_bytes": _COUNT,
-    "peak_live_blocks": _COUNT,
-    "mean_logical_blocks": _NUMBER,
-    "mean_running_sequences": _NUMBER,
-    "cow_copies": _COUNT,
-    "preemptions": _Object({"swap": _COUNT, "recompute": _COUNT}),
-    "swapped_blocks": _COUNT,
-    "recomputed_tokens": _COUNT,
-    "prefix_cache": _Object({"queried_tokens": _COUNT, "hit_tokens": _COUNT}),
-    "contiguous": _Object(
-        dict.fromkeys(
-            SCHEMES,
-            _Object(
-                _SCHEME_SHARES | {"mean_sequences": _NUMBER, "replayed": _COUNT, "refused": _COUNT}, {"room": _NUMBER}
-            ),
-        )
-    ),
-}
-_RUN_OF_BLOCKS = (_Number(least=-1, is_whole=True), _Number(1, _MAX_RUN, is_whole=True))
-_PEAK_MAP = _Object(
-    {
-        "num_sequences": _COUNT,
-        "held": _Each(list, _Object({"row": _COUNT, "num_blocks": _COUNT, "runs": _Each(list, _RUN_OF_BLOCKS)})),
-    }
-)
-_MEMORY_OTHERS = {
-    "swap_seconds": _NUMBER,
-    "swapped_bytes": _COUNT,
-    "peak_swapped_blocks": _COUNT,
-    "failed_steps": _COUNT,
-    "peak_map": _Optional(_PEAK_MAP),
-}
-_POINT = _Object(
-    dict.fromkeys(("seconds", "private", "shared", "cached", "free", "logical", "filled_slots"), _NUMBER)
-    | dict.fromkeys(("running", "waiting"), _NUMBER)
-    | {"steps": _COUNT, "output_tokens": _COUNT}
-)
-_LENGTHS = _Object(
-    dict.fromkeys(("min", "max", "mean"), _Optional(_NUMBER))
-    | {"count": _COUNT, "histogram": _Each(list, (_COUNT,) * 3)}
-)
-_THROUGHPUT = dict.fromkeys(("startup_seconds", "seconds", "output_tokens_per_second"), _NUMBER)
-_WORKER = _Object(
-    {
-        "node": str,
-        "rows": _COUNT,
-        "restarts": _COUNT,
-        "rows_again": _COUNT,
-        "memory": _Object(_MEMORY_OF_WORKER),
-        "time": _TIMES,
-    }
-)
-_SECTIONS = {
-    "settings": _Each(dict, _Object({"value": object, "source": str})),
-    "versions": _Each(dict, str),
-    "rows": _Object(dict.fromkeys(("total", "ok", "error", "resumed"), _COUNT)),
-    "throughput": _Object(_THROUGHPUT | {"output_tokens": _COUNT}, {"steps": _COUNT, "prompt_tokens": _COUNT}),
-    "memory": _Optional(_Object(_MEMORY, _MEMORY_OTHERS)),
-    "time": _TIMES,
-    "timeline": _Each(list, _POINT),
-}
-_OTHER_SECTIONS = {"lengths": _Each(dict, _LENGTHS), "workers": _Each(list, _WORKER)}
-_STATS = _Object(_SECTIONS, _OTHER_SECTIONS)
-
-#: What merging needs of a shard's stats besides.
-_MERGED_COUNTS = (
-    "peak_shared_blocks", "peak_running_sequences", "peak_swapped_blocks", "swapped_out_blocks", "swapped_in_blocks",
-    "swapped_bytes",
-)  # fmt: skip
-_SHARD = _Object(
-    {
-        "shard": str,
-        "first_row": _COUNT,
-        "num_rows": _COUNT,
-        "of_rows": _COUNT,
-        "input": _Object({"name": str, "size": _COUNT, "hash": str}),
-        "model": _Object({"name": str, "fingerprint": str}),
-        "settings": dict,
-    }
-)
-_PART = _Object(
-    {
-        "rows": _SECTIONS["rows"],
-        "throughput": _Object(_THROUGHPUT | {"output_tokens": _COUNT, "prompt_tokens": _COUNT}),
-        "shard": _SHARD,
-        "memory": _Object(
-            _MEMORY | dict.fromkeys(_MERGED_COUNTS, _COUNT) | {"final_live_blocks": _Optional(_COUNT)}, _MEMORY_OTHERS
-        ),
-    }
-    | {name: shape for name, shape in _SECTIONS.items() if name not in ("rows", "throughput", "memory")},
-    _OTHER_SECTIONS,
-)
+    def text(self, *, ascii_only: bool = False) -> str:
+        """The value as JSON, followed by what an `auto` stood for."""
+        text = json.dumps(self.value, ensure_ascii=ascii_only)
+        if self.used is not None and self.used != self.value:
+            text += f": {json.dumps(self.used, ensure_ascii=ascii_only)}"
+        return text
 
 
-def stats_problem(stats: Any) -> str | None:
-    """Why a JSON value is not the stats of a run: the first key that is missing or of a wrong type. None if it is."""
-    found = _problem(stats, _STATS, "") or _contradiction(stats)
-    if found is None and (stats["memory"] is None or "shards" in stats):
-        return _shards_problem(stats)
-    return found
+Settings = dict[str, Setting]
 
 
-def part_problem(stats: Any) -> str | None:
-    """Why a JSON value is not the stats of a shard; None if it is."""
-    return _problem(stats, _PART, "") or _contradiction(stats)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCounts(Record):
+    """Rows of the input, or of the shard. Those that an earlier run had finished are included."""
+
+    total: Rows = key("all rows")
+    ok: Rows = key("rows with an answer")
+    error: Rows = key("rows whose record is an error")
+    resumed: Rows = key("rows that the journal held when the run started")
 
 
-def _contradiction(stats: Mapping[str, Any]) -> str | None:
-    """Figures of the right types that can't stand beside each other."""
-    if stats.get("simulated") and "steps" not in stats["throughput"]:
-        return "throughput.steps is missing"
-    for name, counts in stats.get("lengths", {}).items():
-        if bool(counts["count"]) != bool(counts["histogram"]):
-            return f"lengths.{name}.histogram does not fit its count"
-        if counts["count"] and None in (counts["min"], counts["max"], counts["mean"]):
-            return f"lengths.{name} has a count and no range"
-    for number, point in enumerate(stats["timeline"]):
-        if point["logical"] < point["private"] + point["shared"]:
-            return f"timeline.{number}.logical is less than its blocks"
-    memory = stats["memory"]
-    if memory is None:
-        return None
-    if memory["kv_used"] is not None and not (memory["num_blocks"] and memory["mean_live_blocks"]):
-        return "memory.kv_used is a share of no blocks"
-    if "swap_seconds" in memory and "swapped_bytes" not in memory:
-        return "memory.swapped_bytes is missing"
-    return None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput(Record):
+    """Speed. Of a resumed run, tokens and times are those since it was resumed."""
 
-
-def _shards_problem(stats: Mapping[str, Any]) -> str | None:
-    """Of merged stats: where their shards' pools differ in size, each has memory of its own and all have none."""
-    shards = stats.get("shards")
-    if not isinstance(shards, list) or (not shards and stats["memory"] is None):
-        return "shards is missing" if shards is None else "shards is no list of them"
-    for number, shard in enumerate(shards):
-        found = _problem(shard, _Object({"file": str, "stats": _STATS}), f"shards[{number}]")
-        if found is None and shard["stats"]["memory"] is None:
-            found = f"shards[{number}].stats.memory is missing"
-        found = found or _contradiction(shard["stats"])
-        if found is not None:
-            return found
-    return None
-
-
-def _problem(value: Any, shape: Any, place: str) -> str | None:
-    if isinstance(shape, _Optional):
-        return None if value is None else _problem(value, shape.shape, place)
-    if isinstance(shape, _Object):
-        return _object_problem(value, shape, place)
-    if isinstance(shape, _Each):
-        if not isinstance(value, shape.container):
-            return f"{place} is no {'list' if shape.container is list else 'object'}"
-        items: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
-        return _first(_problem(item, shape.shape, f"{place}.{name}") for name, item in items)
-    if isinstance(shape, tuple):
-        if not isinstance(value, list) or len(value) != len(shape):
-            return f"{place} is no list of {len(shape)}"
-        pairs = enumerate(zip(value, shape, strict=True))
-        return _first(_problem(item, inner, f"{place}.{number}") for number, (item, inner) in pairs)
-    if isinstance(shape, _Number):
-        return (
-            None if _is_number(value, shape) else f"{place} is no {'count' if shape.is_whole else 'number'} that fits"
-        )
-    return None if isinstance(value, shape) else f"{place} is of a wrong type"
-
-
-def _object_problem(value: Any, shape: _Object, place: str) -> str | None:
-    dot = f"{place}." if place else ""
-    if not isinstance(value, dict):
-        return f"{dot}{next(iter(shape.needed))} is missing"
-    needed = (
-        _problem(value[name], inner, f"{dot}{name}") if name in value else f"{dot}{name} is missing"
-        for name, inner in shape.needed.items()
+    startup_seconds: Seconds = key("from the start of the run to the first step; merged: the sum over the shards")
+    seconds: Seconds = key("from the first step to the last finished row; merged: the sum over the shards")
+    steps: Steps | None = key("engine steps; simulations only", optional=True)
+    longest_shard_seconds: Seconds | None = key(
+        "start-up and run of the slowest shard: what the run takes if all shards run at once; merged only",
+        optional=True,
     )
-    others = (_problem(value[name], inner, f"{dot}{name}") for name, inner in shape.others.items() if name in value)
-    return _first(needed) or _first(others)
+    prompt_tokens: Tokens = key("prompt tokens of finished rows", default=0)
+    output_tokens: Tokens = key("generated tokens of finished rows")
+    output_tokens_per_second: Annotated[float, Number("tokens/second")] = key("`output_tokens / seconds`")
+
+    @classmethod
+    def of(cls, *, startup_seconds: float, seconds: float, output_tokens: int, **others: Any) -> Throughput:
+        """Rounds the times and computes the speed; `others` are further keys."""
+        return cls(
+            startup_seconds=round(startup_seconds, 4),
+            seconds=round(seconds, 4),
+            output_tokens=output_tokens,
+            output_tokens_per_second=round(output_tokens / seconds, 3) if seconds else 0.0,
+            **others,
+        )
 
 
-def _first(problems: Iterable[str | None]) -> str | None:
-    return next((problem for problem in problems if problem is not None), None)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preemptions(Record):
+    """Groups whose blocks were taken away because the pool was full."""
+
+    swap: Count = key("by moving their blocks to host memory")
+    recompute: Count = key("by dropping their blocks, to be computed again")
 
 
-def _is_number(value: Any, shape: _Number) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int if shape.is_whole else (int, float)):
-        return False
-    return bool(shape.least <= value <= shape.most)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixCache(Record):
+    """Prompt tokens whose K and V were already in the pool."""
+
+    queried_tokens: Tokens = key("prompt tokens that were looked up; 0 if the cache is off")
+    hit_tokens: Tokens = key("those that were found")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContiguousUse(Record):
+    """Where the memory of a contiguous system would have gone: shares of token slots over time, which add up to 1."""
+
+    used: Share = key("held a token")
+    reserved: Share = key("held a token later, before the sequence ended")
+    internal: Share = key("reserved, and never held a token")
+    external: Share = key("lost to the allocator, between reservations")
+    mean_sequences: MeanSequences = key("sequences that ran at once, on average over steps")
+    room: MeanSequences | None = key("sequences that the memory holds if nothing else limits them", optional=True)
+    replayed: Sequences = key("sequences that were replayed")
+    refused: Sequences = key("sequences that need a larger chunk than this memory has")
+
+    @property
+    def num_sequences(self) -> int:
+        return self.replayed + self.refused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contiguous(Record):
+    """The first rows of the run replayed in the same memory, each sequence in one contiguous region. The schemes differ
+    in what a sequence reserves when it starts (PagedAttention, arXiv 2309.06180, figure 2)."""
+
+    max: ContiguousUse = key("its limit: prompt and max_tokens")
+    pow2: ContiguousUse = key("its prompt, and its output length rounded up to a power of two")
+    oracle: ContiguousUse = key("its exact final length")
+
+    def schemes(self) -> dict[str, ContiguousUse]:
+        """All three by name, in the order of the paper's figure 2."""
+        return {"max": self.max, "pow2": self.pow2, "oracle": self.oracle}
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that were replayed, or refused by a scheme."""
+        return max(use.num_sequences for use in self.schemes().values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldBlocks(Record):
+    """The block table of one sequence."""
+
+    row: RowNumber = key("its row")
+    num_blocks: Blocks = key("length of its table")
+    runs: list[tuple[Annotated[int, Number(least=-1)], Annotated[int, Number(least=1, most=512)]]] = key(
+        "its beginning as runs `[first number, length]`; equal numbers are one block, -1 marks dropped blocks"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakMap(Record):
+    """Who held which blocks when the pool was fullest, or within a tenth of it."""
+
+    live_blocks: Blocks = key("blocks that were live", default=0)
+    num_sequences: Sequences = key("sequences that were running")
+    held: list[HeldBlocks] = key("the first of them, those of a row side by side")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolMemory(Record):
+    """The pool over the run. Means count every step once.
+
+    With workers, blocks, means and peaks are sums over the workers, although peaks need not have come at the same
+    moment. In merged stats, a peak is that of the highest shard, and means weigh each shard by its steps.
+    """
+
+    num_blocks: Blocks = key("size of the pool")
+    block_size: Annotated[int, Number("tokens", least=1)] = key("token slots of a block")
+    block_bytes: Bytes = key("size of a block over all layers, K and V")
+    peak_live_blocks: Blocks = key("most live blocks; a live block is in the table of at least one sequence")
+    mean_live_blocks: MeanBlocks = key("live blocks on average")
+    mean_logical_blocks: MeanBlocks = key("summed length of all block tables on average: live blocks without sharing")
+    final_live_blocks: Blocks | None = key(
+        "live blocks after the last row: if not 0, they were leaked; null if unknown", default=None
+    )
+    peak_shared_blocks: Blocks = key("most blocks in the tables of two or more sequences", default=0)
+    sharing_saving: Share | None = key("mean of `1 - live / logical` over the steps with a live block; null: none had")
+    kv_used: Share | None = key(
+        "mean of `filled slots / slots of live blocks` over the steps with a live block; null: none had"
+    )
+    mean_running_sequences: MeanSequences = key("sequences that ran at once, on average")
+    peak_running_sequences: Sequences = key("most sequences that ran at once", default=0)
+    cow_copies: Blocks = key("blocks that were copied on write")
+    preemptions: Preemptions = key("groups that lost their blocks for a while")
+    swapped_blocks: Blocks = key("blocks moved to host memory and blocks moved back, together")
+    peak_swapped_blocks: Blocks = key("most blocks that were in host memory at once", default=0)
+    swapped_out_blocks: Blocks = key("blocks moved to host memory", default=0)
+    swapped_in_blocks: Blocks = key("blocks moved back", default=0)
+    swapped_bytes: Bytes = key("`swapped_blocks * block_bytes`", default=0)
+    swap_seconds: Seconds | None = key("time of the moves, a part of `time.model`; not in merged stats", optional=True)
+    recomputed_tokens: Tokens = key("tokens computed again after a preemption")
+    failed_steps: Steps = key("steps that failed, were taken back and tried again row by row", default=0)
+    prefix_cache: PrefixCache = key("prompt tokens found in the pool")
+
+    def check(self, dot: str) -> None:
+        if self.kv_used is not None and not (self.num_blocks and self.mean_live_blocks):
+            raise RecordError(f"{dot}kv_used is a share of no blocks")
+
+    @property
+    def pool_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+    @property
+    def mean_saved_blocks(self) -> float:
+        """Blocks that sharing saved, on average."""
+        return max(0.0, self.mean_logical_blocks - self.mean_live_blocks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory(PoolMemory):
+    """The pool of the run, and what contiguous allocation would have taken in its place."""
+
+    contiguous: Contiguous = key("what contiguous allocation would have held for the same rows")
+    peak_map: PeakMap | None = key(
+        "the tables of the fullest step; null in merged stats and if no step held a block", default=None
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Time(Record):
+    """Where the time of the steps went; with workers and in merged stats, sums over them."""
+
+    model: Seconds = key("forward pass without attention, and moving swapped blocks", default=0.0)
+    attention: Seconds = key("attention", default=0.0)
+    sampling: Seconds = key("choosing tokens and ranking beams", default=0.0)
+    host: Seconds = key("scheduling and bookkeeping", default=0.0)
+    io: Seconds = key("reading rows and writing records", default=0.0)
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts().values())
+
+    def parts(self) -> dict[str, float]:
+        """Seconds by name."""
+        return self.to_json()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelinePoint(Record):
+    """Some steps of the run, equally many in every point but the last. Blocks, slots, sequences and rows are means."""
+
+    step: Annotated[int, Number("step number")] = key("its first step, from 1", default=1)
+    steps: Steps = key("steps that it stands for")
+    seconds: Seconds = key("step time of the run up to its end")
+    private: MeanBlocks = key("live blocks in the table of one sequence")
+    shared: MeanBlocks = key("live blocks in the tables of two or more")
+    cached: MeanBlocks = key("blocks in no table whose contents can still be reused")
+    free: MeanBlocks = key("all other blocks")
+    logical: MeanBlocks = key("summed length of all block tables")
+    filled_slots: Annotated[float, Number("tokens")] = key("slots of live blocks that hold a token")
+    running: MeanSequences = key("sequences that run")
+    waiting: Annotated[float, Number("rows")] = key("rows that wait to run")
+    output_tokens: Tokens = key("generated tokens since the start")
+    preemptions: Count = key("preemptions since the start", default=0)
+
+    def check(self, dot: str) -> None:
+        if self.logical < self.live:
+            raise RecordError(f"{dot}logical is less than its blocks")
+
+    @property
+    def live(self) -> float:
+        return self.private + self.shared
+
+    @property
+    def sharing_saving(self) -> float:
+        """Share of the blocks in tables that sharing saves; 0 without blocks."""
+        return 1 - self.live / self.logical if self.live else 0.0
+
+    def kv_used(self, block_size: int) -> float:
+        """Share of the slots of live blocks that hold a token; 0 without blocks."""
+        return self.filled_slots / (self.live * block_size) if self.live else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthCounts(Record):
+    """Token counts of texts."""
+
+    count: Count = key("texts")
+    mean: Annotated[float, Number("tokens")] | None = key("mean length; null if there are none, like the next two")
+    min: Tokens | None = key("shortest")
+    max: Tokens | None = key("longest")
+    histogram: list[tuple[Tokens, Tokens, Count]] = key(
+        "texts by length, in powers of two: `[least tokens, most tokens, texts]`, ascending, empty ones left out"
+    )
+
+    def check(self, dot: str) -> None:
+        if bool(self.count) != bool(self.histogram):
+            raise RecordError(f"{dot}histogram does not fit its count")
+        if self.count and None in (self.min, self.max, self.mean):
+            raise RecordError(f"{dot.removesuffix('.')} has a count and no range")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths(Record):
+    """Lengths of the rows that this run finished, without those that were resumed."""
+
+    prompt: LengthCounts = key("prompts")
+    output: LengthCounts = key("outputs; a row may have several")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker(Record):
+    """A worker process of a run with `--workers`."""
+
+    node: str = key("address of its machine")
+    rows: Rows = key("rows that it finished")
+    restarts: Count = key("how often it was started again after it had died")
+    rows_again: Rows = key("rows that were run again because it had died")
+    memory: PoolMemory = key("its pool")
+    time: Time = key("where its time went")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardInput(Record):
+    """What the rows come from."""
+
+    name: str = key("as it was given")
+    size: Bytes = key("its size")
+    hash: str = key("hash of its content")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardModel(Record):
+    """The model that answers."""
+
+    name: str = key("as it was given")
+    fingerprint: str = key("changes with its files")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardInfo(Record):
+    """What `pagedbatch merge` needs to know of a run with `--shard`."""
+
+    shard: str = key("`I/N` as given")
+    first_row: RowNumber = key("its first row in the input, from 0")
+    num_rows: Rows = key("its rows")
+    of_rows: Rows = key("rows of the whole input")
+    input: ShardInput = key("the input of all shards")
+    model: ShardModel = key("the model of all shards")
+    settings: dict[str, Any] = key("settings on which the results depend; all shards must have the same")
+
+    @property
+    def rows(self) -> range:
+        return range(self.first_row, self.first_row + self.num_rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats(Record):
+    """OUT.stats.json."""
+
+    simulated: bool = key("true: made by `pagedbatch simulate`, no model ran", default=False, optional=True)
+    settings: Settings = key("every setting by name; merged: those that all shards had alike")
+    versions: dict[str, str] = key("versions of pagedbatch, Python and the libraries that results depend on")
+    rows: RowCounts = key("how many rows there are, and how they ended")
+    throughput: Throughput = key("speed")
+    memory: Memory | None = key("the KV pool; null in merged stats of shards whose blocks differ in size")
+    time: Time = key("where time went")
+    lengths: Lengths | None = key("lengths of prompts and outputs; not in merged stats", optional=True)
+    timeline: list[TimelinePoint] = key("the run over time in at most 512 points; empty in merged stats")
+    workers: list[Worker] | None = key("an entry for each worker, of a run with `--workers`", optional=True)
+    shard: ShardInfo | None = key("which part this is, of a run with `--shard`", optional=True)
+    shards: list[ShardStats] | None = key("the stats of the merged shards", optional=True)
+
+    def check(self, dot: str) -> None:
+        if self.simulated and self.throughput.steps is None:
+            raise RecordError(f"{dot}throughput.steps is missing")
+        if self.memory is None and not self.shards:
+            raise RecordError(f"{dot}shards is missing")
+        if self.memory is None and self.shard is not None:
+            raise RecordError(f"{dot}memory is missing")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardStats(Record):
+    """One shard of a merged run."""
+
+    file: str = key("its output file, as given to `pagedbatch merge`")
+    stats: Stats = key("its own stats")
+
+    def check(self, dot: str) -> None:
+        if self.stats.memory is None:
+            raise RecordError(f"{dot}stats.memory is missing")

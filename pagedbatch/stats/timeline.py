@@ -1,35 +1,38 @@
-"""The run over time in a bounded number of points. Knows snapshots; knows no file and no plotting."""
+"""The run over time, in a bounded number of points."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
-from pagedbatch.outputs import StepSnapshot
+from pagedbatch.outputs import BLOCK_STATES, StepSnapshot
+from pagedbatch.stats.schema import TimelinePoint
 
 MAX_POINTS = 512
 
-_BLOCK_STATES = ("private", "shared", "cached", "free")
 _TOTALS = ("output_tokens", "preemptions")
-_GAUGES = (*_BLOCK_STATES, "logical", "filled_slots", "running", "waiting")
+_GAUGES = (*BLOCK_STATES, "logical", "filled_slots", "running", "waiting")
 
 
-class _Point:
-    """Sums over the steps that a point stands for."""
+@dataclass(slots=True)
+class _Sums:
+    """A point while steps are added to it: sums over them, and the totals after the last."""
 
-    __slots__ = ("cached", "filled_slots", "free", "logical", "output_tokens", "preemptions", "private", "running",
-                 "seconds", "shared", "step", "steps", "waiting")  # fmt: skip
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-        self.steps = 0
-        self.seconds = 0.0
-        # sums over the steps; whole numbers but where timelines were merged
-        self.private = self.shared = self.cached = self.free = 0.0
-        self.logical = self.filled_slots = self.running = self.waiting = 0.0
-        self.output_tokens = self.preemptions = 0
+    step: int
+    steps: int = 0
+    seconds: float = 0.0
+    private: float = 0.0
+    shared: float = 0.0
+    cached: float = 0.0
+    free: float = 0.0
+    logical: float = 0.0
+    filled_slots: float = 0.0
+    running: float = 0.0
+    waiting: float = 0.0
+    output_tokens: int = 0
+    preemptions: int = 0
 
     def add(self, snapshot: StepSnapshot) -> None:
         pool = snapshot.pool
@@ -47,8 +50,8 @@ class _Point:
         self.output_tokens = counters.output_tokens
         self.preemptions = counters.preemptions_swap + counters.preemptions_recompute
 
-    def absorb(self, later: _Point) -> None:
-        """Takes in the point that follows."""
+    def absorb(self, later: _Sums) -> None:
+        """Adds the point that follows."""
         self.steps += later.steps
         self.seconds += later.seconds
         for name in _GAUGES:
@@ -61,20 +64,20 @@ class Timeline:
     """At most `max_points` (even) points of equally many steps each; the last may hold fewer.
 
     When it is full, neighbours are merged and every point stands for twice as many steps, so that a run of any length
-    costs bounded memory and, on average, O(1) a step.
+    costs bounded memory and, on average, O(1) per step.
     """
 
     def __init__(self, max_points: int = MAX_POINTS) -> None:
         self._max_points = max_points
         self._stride = 1
-        self._points: list[_Point] = []
+        self._points: list[_Sums] = []
 
     def add(self, snapshot: StepSnapshot) -> None:
         points = self._points
         if not points or points[-1].steps == self._stride:
             if len(points) == self._max_points:
                 self._halve()
-            points.append(_Point(snapshot.step))
+            points.append(_Sums(snapshot.step))
         points[-1].add(snapshot)
 
     def _halve(self) -> None:
@@ -83,42 +86,41 @@ class Timeline:
         del self._points[1::2]
         self._stride *= 2
 
-    def follow(self, later: Timeline) -> None:
-        """Takes in what the pool that came in this one's place did after it. Nothing is added afterwards."""
-        last = self._points[-1] if self._points else _Point(1)
-        past = last.step + last.steps - 1
-        for point in copy.deepcopy(later._points):
-            point.step += past
+    def points(self) -> list[TimelinePoint]:
+        elapsed = list(accumulate(point.seconds for point in self._points))
+        return [
+            TimelinePoint(
+                step=point.step,
+                steps=point.steps,
+                seconds=round(seconds, 4),
+                **{name: round(getattr(point, name) / point.steps, 2) for name in _GAUGES},
+                output_tokens=point.output_tokens,
+                preemptions=point.preemptions,
+            )
+            for point, seconds in zip(self._points, elapsed, strict=True)
+        ]
+
+
+def merge_sequential(timelines: Sequence[Timeline], max_points: int = MAX_POINTS) -> Timeline:
+    """One timeline of pools each of which replaced the one before it. No step can be added afterwards."""
+    merged = Timeline(max_points)
+    points = merged._points
+    for timeline in timelines:
+        last = points[-1] if points else _Sums(1)
+        for point in copy.deepcopy(timeline._points):
+            point.step += last.step + last.steps - 1
             point.output_tokens += last.output_tokens
             point.preemptions += last.preemptions
-            self._points.append(point)
-        while len(self._points) > self._max_points:
-            if len(self._points) % 2:
-                self._points[-2].absorb(self._points.pop())
-            self._halve()
-
-    def points(self) -> list[dict[str, Any]]:
-        """Points in order of time.
-
-        `step` is the first step of a point, `steps` how many it stands for, `seconds` the run's step time up to its
-        end. Blocks by state, `logical` blocks, `filled_slots`, `running` sequences and `waiting` rows are means over
-        the point's steps; `output_tokens` and `preemptions` are totals since the start.
-        """
-        elapsed = 0.0
-        rows = []
-        for p in self._points:
-            elapsed += p.seconds
-            means = {name: round(getattr(p, name) / p.steps, 2) for name in _GAUGES}
-            rows.append(
-                {"step": p.step, "steps": p.steps, "seconds": round(elapsed, 4)}
-                | means
-                | {"output_tokens": p.output_tokens, "preemptions": p.preemptions}
-            )
-        return rows
+            points.append(point)
+        while len(points) > max_points:
+            if len(points) % 2:
+                points[-2].absorb(points.pop())
+            merged._halve()
+    return merged
 
 
-def side_by_side(timelines: Sequence[Timeline]) -> Timeline:
-    """One timeline of pools that ran at the same time: gauges are added up where they stood at the same second.
+def merge_concurrent(timelines: Sequence[Timeline]) -> Timeline:
+    """One timeline of pools that ran at the same time: gauges are added up that were seen at the same second.
 
     Each pool's time is that of its steps, so pools that waited, or that started later, are a little out of step. A pool
     that has ended is free.
@@ -127,7 +129,7 @@ def side_by_side(timelines: Sequence[Timeline]) -> Timeline:
     num_points = max((len(timeline._points) for timeline in timelines), default=0)
     width = max(elapsed, default=0.0) / max(1, num_points)
     merged = Timeline()
-    merged._points = [_Point(0) for _ in range(num_points)]
+    merged._points = [_Sums(0) for _ in range(num_points)]
     steps = [0.0] * num_points
     for timeline in timelines:
         _spread(timeline._points, merged._points, steps, width)
@@ -141,13 +143,13 @@ def side_by_side(timelines: Sequence[Timeline]) -> Timeline:
     return merged
 
 
-def _spread(points: Sequence[_Point], bins: Sequence[_Point], steps: list[float], width: float) -> None:
+def _spread(points: Sequence[_Sums], bins: Sequence[_Sums], steps: list[float], width: float) -> None:
     """Adds the means of `points`, which last as long as they took, to bins of `width` seconds; their steps likewise."""
     if not points:
         return
     ends = list(accumulate(point.seconds for point in points))
     last = points[-1]
-    num_blocks = sum(getattr(last, name) for name in _BLOCK_STATES) / last.steps
+    num_blocks = sum(getattr(last, name) for name in BLOCK_STATES) / last.steps
     place = 0
     for i, target in enumerate(bins):
         begin, end = i * width, (i + 1) * width
@@ -169,7 +171,7 @@ def _spread(points: Sequence[_Point], bins: Sequence[_Point], steps: list[float]
             setattr(target, name, getattr(target, name) + _reached(points, ends, place, end, name))
 
 
-def _reached(points: Sequence[_Point], ends: Sequence[float], place: int, moment: float, name: str) -> int:
+def _reached(points: Sequence[_Sums], ends: Sequence[float], place: int, moment: float, name: str) -> int:
     """A total at `moment`, within the point at `place` or after all of them; it grows evenly within a point."""
     before: int = getattr(points[place - 1], name) if place else 0
     if place == len(points):

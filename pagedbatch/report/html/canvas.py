@@ -1,4 +1,4 @@
-"""A figure's paper: fonts and axes before it is drawn, clean SVG after. Knows matplotlib; knows no stats."""
+"""What every figure shares: fonts and axes before it is drawn, clean SVG after."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def picture(draws: Sequence[Callable[[Axes], None]], width: float, height: float
 
 
 def composed(draw: Callable[[Figure], None], width: float, height: float) -> str:
-    """A picture of several drawings, still in sentinel colours."""
+    """A picture of several drawings, still in placeholder colours."""
     with mpl.rc_context(_SETTINGS):
         figure = Figure(figsize=(width, height), layout="constrained")
         draw(figure)

@@ -1,19 +1,19 @@
-"""One self-contained HTML page of one or more runs. Knows the keys of OUT.stats.json; reads no file but its own CSS."""
+"""One self-contained HTML page of one or more runs."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from importlib.resources import files
 from pathlib import PurePath
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pagedbatch.report.html.figures import FIGURES, FigureOfRun
 from pagedbatch.report.html.numbers import cards, table
 from pagedbatch.report.html.palette import css_variables
+from pagedbatch.report.wording import ordered_settings
+from pagedbatch.stats.schema import Stats
 
-Stats = Mapping[str, Any]
 T = TypeVar("T")
 
 #: Inches. A figure's letters keep their size whether it stands alone or beside others.
@@ -24,14 +24,14 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def html_page(runs: Mapping[str, Stats]) -> str:
-    """The page of `runs`, stats by the names that they are shown under; side by side where they are several."""
+    """The page of `runs`, which are stats by the name to show; several runs are side by side."""
     names = list(runs)
     title = escape(f"{names[0]}: the account" if len(names) == 1 else f"{' and '.join(names)}: the accounts")
     css = css_variables() + files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     body = [
         f"<h1>{title}</h1>",
-        '<p class="lead">What the KV pool of this run held, what sharing saved, and what one region of memory a '
-        "sequence would have taken for the same work.</p>",
+        '<p class="lead">What the KV pool of this run held, what sharing saved, and what one region of memory '
+        "for each sequence would have taken for the same work.</p>",
         _side_by_side(runs, _headline),
         *(_figure(figure, runs) for figure in FIGURES),
         _numbers(runs),
@@ -49,7 +49,7 @@ def html_page(runs: Mapping[str, Stats]) -> str:
 
 
 def _side_by_side(runs: Mapping[str, T], show: Callable[[T], str]) -> str:
-    """What `show` makes of each run's part; under the run's name where there are several."""
+    """`show` of each run's part, under the run's name if there are several."""
     parts = []
     for name, part in runs.items():
         heading = f"<h3>{escape(name)}</h3>" if len(runs) > 1 else ""
@@ -58,7 +58,8 @@ def _side_by_side(runs: Mapping[str, T], show: Callable[[T], str]) -> str:
 
 
 def _headline(stats: Stats) -> str:
-    model = PurePath(str(stats["settings"].get("model", {}).get("value", "")))
+    setting = stats.settings.get("model")
+    model = PurePath("" if setting is None else str(setting.value))
     shown = "".join(
         f'<div class="card"><b>{escape(card.figure)}</b><span>{escape(card.name)}</span>'
         f"<small>{escape(card.note)}</small></div>"
@@ -70,7 +71,7 @@ def _headline(stats: Stats) -> str:
 
 
 def _figure(figure: FigureOfRun, runs: Mapping[str, Stats]) -> str:
-    """The figure of each run; nothing where none has it."""
+    """The figure of each run; empty if no run has it."""
     width = _ALONE if len(runs) == 1 else _BESIDE
     drawn = {name: figure.draw(stats, width) for name, stats in runs.items()}
     if not any(drawn.values()):
@@ -92,9 +93,7 @@ def _numbers(runs: Mapping[str, Stats]) -> str:
 
 
 def _settings(name: str, stats: Stats, named: bool) -> str:
-    """Settings that somebody chose come first; what an `auto` came to follows its value."""
-    ordered = sorted(stats["settings"].items(), key=lambda item: item[1]["source"] == "default")
-    lines = _lines((key, _setting(entry), entry["source"]) for key, entry in ordered)
+    lines = _lines((key, setting.text(), setting.source) for key, setting in ordered_settings(stats))
     title = f"Settings of {name}" if named else "Settings"
     return (
         f'<details><summary>{escape(title)}</summary><div class="wide"><table><tbody>{lines}</tbody></table></div>'
@@ -102,20 +101,13 @@ def _settings(name: str, stats: Stats, named: bool) -> str:
     )
 
 
-def _setting(entry: Mapping[str, Any]) -> str:
-    value = json.dumps(entry["value"], ensure_ascii=False)
-    if "used" in entry and entry["used"] != entry["value"]:
-        value += f": {json.dumps(entry['used'], ensure_ascii=False)}"
-    return value
-
-
-def _lines(rows: Iterable[tuple[str, ...]]) -> str:
+def _lines(lines: Iterable[tuple[str, ...]]) -> str:
     return "".join(
         f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>\n'
-        for name, *cells in rows
+        for name, *cells in lines
     )
 
 
 def _made_by(runs: Mapping[str, Stats]) -> str:
-    versions = [", ".join(f"{key} {value}" for key, value in stats["versions"].items()) for stats in runs.values()]
+    versions = [", ".join(f"{key} {value}" for key, value in stats.versions.items()) for stats in runs.values()]
     return "; ".join(dict.fromkeys(versions))

@@ -1,7 +1,7 @@
-"""The colours of the page by name, light and dark. Knows no picture.
+"""The colours of the page by name, light and dark.
 
-Figures are drawn in sentinel colours, one a name; the page gets CSS variables in their place, so that it follows the
-reader's theme, and a picture that stands alone gets the light colours themselves.
+Figures are drawn in placeholder colours, one for each name. On the page, CSS variables replace them, so that it follows
+the reader's theme; in a picture that stands alone, the light colours do.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ COLOURS: dict[str, Shades] = {
     "many": Shades("#8f2f7d", "#e39ad4"),
 }
 
-_SENTINELS = {name: f"#01fe{number:02x}" for number, name in enumerate(COLOURS)}
-_NAMES = {sentinel: name for name, sentinel in _SENTINELS.items()}
-_SENTINEL = re.compile("#01fe[0-9a-f]{2}")
+_PLACEHOLDERS = {name: f"#01fe{number:02x}" for number, name in enumerate(COLOURS)}
+_NAMES = {placeholder: name for name, placeholder in _PLACEHOLDERS.items()}
+_PLACEHOLDER = re.compile("#01fe[0-9a-f]{2}")
 
 
 def colour(name: str) -> str:
-    """What a figure is drawn with in place of the named colour."""
-    return _SENTINELS[name]
+    """The placeholder of the named colour, to draw with."""
+    return _PLACEHOLDERS[name]
 
 
 def with_variables(svg: str) -> str:
-    """Drawn colours become `var(--name)`."""
-    return _SENTINEL.sub(lambda found: f"var(--{_NAMES[found[0]]})", svg)
+    """Replaces placeholders by `var(--name)`."""
+    return _PLACEHOLDER.sub(lambda found: f"var(--{_NAMES[found[0]]})", svg)
 
 
 def with_light_colours(svg: str) -> str:
-    return _SENTINEL.sub(lambda found: COLOURS[_NAMES[found[0]]].light, svg)
+    return _PLACEHOLDER.sub(lambda found: COLOURS[_NAMES[found[0]]].light, svg)
 
 
 def css_variables() -> str:

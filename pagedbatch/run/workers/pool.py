@@ -26,7 +26,8 @@ from pagedbatch.run.workers.ledger import Overview, WorkerHistory
 from pagedbatch.run.workers.setup import EnginePlan
 from pagedbatch.run.workers.stall_watch import Silence
 from pagedbatch.stats.memory import MemoryAccount
-from pagedbatch.stats.merged import merge_accounts, sum_snapshots
+from pagedbatch.stats.merge import merge_concurrent, merge_sequential, sum_snapshots
+from pagedbatch.stats.schema import Worker
 from pagedbatch.wording import named
 
 if TYPE_CHECKING:
@@ -181,28 +182,28 @@ class Workers:
             self._show(view)
 
     def account(self) -> MemoryAccount:
-        """The account of all pools as if they were one; see `merge_accounts`."""
-        return merge_accounts([_accounts(history) for history in self._histories.values()])
+        """The account of all pools as if they were one; see `merge_concurrent`."""
+        return merge_concurrent([_account(history) for history in self._histories.values()])
 
     def used(self) -> dict[str, Any]:
         """What settings that choose by themselves came to, in the first worker."""
         lives = [life for history in self._histories.values() for life in history.lives if life.used]
         return lives[0].used if lives else {}
 
-    def workers(self) -> list[dict[str, Any]] | None:
+    def workers(self) -> list[Worker] | None:
         """The stats of each worker, in the order of their first starts."""
         found = []
         for name, history in self._histories.items():
-            account = merge_accounts([_accounts(history)])
+            account = _account(history)
             found.append(
-                {
-                    "node": history.node,
-                    "rows": self._rows_of[name],
-                    "restarts": history.restarts,
-                    "rows_again": history.rows_again,
-                    "memory": account.blocks(),
-                    "time": account.time(),
-                }
+                Worker(
+                    node=history.node,
+                    rows=self._rows_of[name],
+                    restarts=history.restarts,
+                    rows_again=history.rows_again,
+                    memory=account.pool_memory(),
+                    time=account.time(),
+                )
             )
         return found
 
@@ -239,5 +240,6 @@ def _last_line(error: Exception) -> str:
     return lines[-1].strip() if lines else ""
 
 
-def _accounts(history: WorkerHistory) -> list[MemoryAccount]:
-    return [pickle.loads(life.account) for life in history.lives if life.account is not None]
+def _account(history: WorkerHistory) -> MemoryAccount:
+    """The account of all lives of a worker."""
+    return merge_sequential([pickle.loads(life.account) for life in history.lives if life.account is not None])

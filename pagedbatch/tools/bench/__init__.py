@@ -1,1 +1,1 @@
-"""`pagedbatch bench`: our command and Hugging Face's `generate` on the same work, each in its own process."""
+"""`pagedbatch bench`: `pagedbatch run` and Hugging Face's `generate` on the same work, each in its own process."""

@@ -1,6 +1,6 @@
-"""One sitting: every job on both sides, a few times ours, and the figures side by side. Knows no terminal.
+"""Every job with `pagedbatch run`, a few times, and with Hugging Face's `generate`, and the figures side by side.
 
-Nothing is loaded in this process: see `processes`.
+This process loads no model: see `processes`.
 """
 
 from __future__ import annotations
@@ -13,22 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from pagedbatch.errors import RunError
-from pagedbatch.output.stats_file import versions
-from pagedbatch.tools.bench.ours import run_ours
-from pagedbatch.tools.bench.processes import ask
+from pagedbatch.output.stats_file import read_stats, versions
+from pagedbatch.tools.bench.processes import ask, run_python
 from pagedbatch.tools.bench.workload import BenchJob, built_in_prompts, read_prompts, write_prompts
 
-#: The prompts as `pagedbatch run` reads them, in the folder of the sitting.
+#: The file of prompts, in a temporary folder.
 _ROWS = "rows.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchPlan:
-    """What is to be measured.
+    """What to measure.
 
     `prompts` is an input of `pagedbatch run`, None for the built-in ones; with `dummy_weights`, `model` is a config and
-    prompts are `dummy_length` random tokens. `run_flags` are settings of `pagedbatch run`. `generate_seconds` bounds
-    Hugging Face's side of each job; None leaves it out.
+    prompts are `dummy_length` random tokens. `run_flags` are settings of `pagedbatch run`. `generate_seconds` limits
+    `generate` in each job; None leaves it out.
     """
 
     model: str
@@ -46,11 +45,11 @@ class BenchPlan:
 def compare(plan: BenchPlan, notice: Callable[[str], None]) -> dict[str, Any]:
     """Measures everything and returns it, ready for JSON; `notice` takes a line as each part begins.
 
-    An interrupt leaves the jobs that were measured whole, and says so; without any it is raised.
+    After an interrupt, the result has the jobs that were measured completely; if there are none, it is raised.
 
     Raises:
         UsageError: no such model or prompts.
-        RunError: our side failed. If `generate` does, the result says so in its place.
+        RunError: `pagedbatch run` failed. If `generate` fails, the result has its error instead of its figures.
     """
     with tempfile.TemporaryDirectory(prefix="pagedbatch-bench-") as name:
         folder = Path(name)
@@ -86,7 +85,7 @@ def _measure(
     runs = []
     for repeat in range(plan.repeats):
         notice(f"{job.name}: pagedbatch, {repeat + 1} of {plan.repeats}")
-        runs.append(run_ours(job, folder / _ROWS, ready["num_prompts"], flags, folder))
+        runs.append(run_pagedbatch(job, folder / _ROWS, ready["num_prompts"], flags, folder))
     theirs = None
     if plan.generate_seconds is not None:
         notice(f"{job.name}: transformers generate, at most about {plan.generate_seconds:.0f} s")
@@ -94,8 +93,59 @@ def _measure(
     return _side_by_side(job, runs, theirs)
 
 
+def run_pagedbatch(
+    job: BenchJob, prompts: Path, num_prompts: int, flags: Mapping[str, Any], folder: Path
+) -> dict[str, Any]:
+    """Runs one job once with `pagedbatch run`, including reading, tokenising and writing.
+
+    Args:
+        prompts: a file of `num_prompts` rows.
+        flags: settings of `pagedbatch run` by their names; None leaves one at its default.
+        folder: where the output may be written.
+
+    Returns:
+        `output_tokens`, `seconds` from the first step to the last row, `startup_seconds` for the rest of the process,
+        `tokens_per_second`, `peak_bytes`, and the account's `time` and `memory` figures.
+
+    Raises:
+        RunError: it failed, or wrote another number of tokens than was asked for.
+    """
+    output = folder / f"{job.name}.jsonl"
+    settings = {**flags, **job.generation, "output": str(output)}
+    arguments = ["-c", "from pagedbatch.cli.app import main; main()", "run", str(prompts), "--restart"]
+    for name, value in settings.items():
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            arguments.append(flag)
+        elif value is not None and value is not False:
+            arguments += [flag, str(value)]
+    cost = run_python(arguments, f"pagedbatch run ({job.name})")
+    stats = read_stats(output.with_suffix(".stats.json"))
+    throughput, memory = stats.throughput, stats.memory
+    assert memory is not None
+    expected = num_prompts * job.n * job.max_tokens
+    if throughput.output_tokens != expected:
+        raise RunError(
+            f"{job.name}: {throughput.output_tokens} tokens were written, not {expected}: a prompt leaves less room "
+            "than --max-tokens in the model's context, or the pool is too small for a row"
+        )
+    return {
+        "output_tokens": expected,
+        "prompt_tokens": throughput.prompt_tokens,
+        "seconds": throughput.seconds,
+        "startup_seconds": round(cost.seconds - throughput.seconds, 3),
+        "tokens_per_second": throughput.output_tokens_per_second,
+        "peak_bytes": cost.peak_bytes,
+        "pool_bytes": memory.pool_bytes,
+        "pool_bytes_used": memory.peak_live_blocks * memory.block_bytes,
+        "sharing_saving": memory.sharing_saving,
+        "time": stats.time.parts(),
+        "used": {name: stats.settings[name].used for name in ("attention", "forward", "device", "dtype")},
+    }
+
+
 def _prepare(plan: BenchPlan, folder: Path, notice: Callable[[str], None]) -> dict[str, Any]:
-    """Writes the rows, and has model and prompts checked; see `bench.prepare`."""
+    """Writes the prompts, and has them and the model checked; see `bench.prepare`."""
     count = plan.num_prompts
     rows = built_in_prompts(count) if plan.prompts is None else read_prompts(plan.prompts, count)
     write_prompts(rows, folder / _ROWS)
@@ -118,9 +168,9 @@ def _prepare(plan: BenchPlan, folder: Path, notice: Callable[[str], None]) -> di
 
 
 def _run_generate(job: BenchJob, plan: BenchPlan, ready: Mapping[str, Any]) -> dict[str, Any]:
-    """Hugging Face's side, on the same device, in the same precision and on the same token ids.
+    """`generate` on the same device, in the same precision and on the same token ids.
 
-    `error` says why there are no figures, where there are none: ours are worth having also then.
+    If it fails, there is only its `error`: the figures of `pagedbatch` are still worth having.
     """
     question = {
         "model": ready["model"],
@@ -129,7 +179,7 @@ def _run_generate(job: BenchJob, plan: BenchPlan, ready: Mapping[str, Any]) -> d
         "prompts": ready["prompts"],
         "kwargs": job.generate_kwargs,
         "batch_sizes": list(plan.batch_sizes),
-        "most_seconds": plan.generate_seconds,
+        "max_seconds": plan.generate_seconds,
     }
     try:
         answer = ask("pagedbatch.tools.bench.generate", question, f"transformers generate ({job.name})")
@@ -139,7 +189,7 @@ def _run_generate(job: BenchJob, plan: BenchPlan, ready: Mapping[str, Any]) -> d
 
 
 def _side_by_side(job: BenchJob, runs: Sequence[dict[str, Any]], theirs: dict[str, Any] | None) -> dict[str, Any]:
-    """A job's figures: ours are those of the run with the median speed."""
+    """The figures of a job; those of `pagedbatch` are from the run with the median speed."""
     median = statistics.median_low(run["tokens_per_second"] for run in runs)
     ours = next(run for run in runs if run["tokens_per_second"] == median)
     ratio = None

@@ -1,7 +1,7 @@
 """Hugging Face's side of a benchmark: `generate` on padded batches, in a process of its own.
 
-It is asked with `model`, `dtype`, `device`, `prompts` (a file of token ids), `kwargs` of `generate`, `batch_sizes` and
-`most_seconds`. Prompts go in longest first, so that a batch's prompts are of like length.
+The question has `model`, `dtype`, `device`, `prompts` (a file of token ids), `kwargs` of `generate`, `batch_sizes` and
+`max_seconds`. Prompts are sorted, longest first, so that the prompts of a batch have similar lengths.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from pagedbatch.errors import RunError
 from pagedbatch.tools.bench.processes import answer
 
-#: A larger batch that brings less than this much more is the last one tried.
-_WORTH_GOING_ON = 1.05
-#: Stands before short prompts, and is masked: any token will do.
+#: Larger batches are tried while the speed grows at least by this factor.
+_MIN_GAIN = 1.05
+#: Padding before short prompts; it is masked, so any token will do.
 _PAD = 0
 
 
 class Generator:
-    """A model, and prompts that it is given in batches."""
+    """A model and its prompts."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self._device = spec["device"]
@@ -36,7 +36,7 @@ class Generator:
             spec["model"], dtype=getattr(torch, spec["dtype"]), use_safetensors=True
         )
         self._model.to(self._device).eval()
-        # No end token, and no control of the model's own: the other side does without them, too.
+        # No end token, and no defaults of the model: `pagedbatch run` is run without them, too.
         self._model.generation_config = GenerationConfig(pad_token_id=_PAD)
 
     def run(self, prompts: Sequence[list[int]]) -> int:
@@ -60,10 +60,10 @@ class Generator:
         return num_outputs * length
 
 
-def best_batch_size(generator: Generator, sizes: Sequence[int], most_seconds: float) -> tuple[int, dict[int, float]]:
-    """The size that gives most tokens a second on one batch from the middle of the prompts, and what each gave.
+def best_batch_size(generator: Generator, sizes: Sequence[int], max_seconds: float) -> tuple[int, dict[int, float]]:
+    """The size with the most tokens per second on one batch from the middle of the prompts, and the speed of each.
 
-    Sizes are tried from the smallest on, until one brings little or the time is up.
+    Sizes are tried in ascending order, until the speed hardly grows or the time is up.
     """
     rates: dict[int, float] = {}
     best = 0.0
@@ -74,7 +74,7 @@ def best_batch_size(generator: Generator, sizes: Sequence[int], most_seconds: fl
         before = time.perf_counter()
         tokens = generator.run(prompts[start : start + size])
         rates[size] = round(tokens / (time.perf_counter() - before), 3)
-        if rates[size] < _WORTH_GOING_ON * best or time.perf_counter() - began > most_seconds:
+        if rates[size] < _MIN_GAIN * best or time.perf_counter() - began > max_seconds:
             break
         best = rates[size]
     return max(rates, key=lambda size: rates[size]), rates
@@ -82,12 +82,12 @@ def best_batch_size(generator: Generator, sizes: Sequence[int], most_seconds: fl
 
 @torch.inference_mode()
 def measure(spec: dict[str, Any]) -> dict[str, Any]:
-    """What `generate` does with the spec's prompts, or with as many whole batches of them as the time allows."""
+    """The speed of `generate` on the prompts, or on as many whole batches of them as the time allows."""
     generator = Generator(spec)
-    generator.run(generator.prompts[-1:])  # what the first call does once
-    size, rates = best_batch_size(generator, spec["batch_sizes"], spec["most_seconds"] / 2)
+    generator.run(generator.prompts[-1:])  # warms up
+    size, rates = best_batch_size(generator, spec["batch_sizes"], spec["max_seconds"] / 2)
     batches = [generator.prompts[i : i + size] for i in range(0, len(generator.prompts), size)]
-    # From the middle outwards: if not all fit into the time, those that do are of middling length.
+    # From the middle outwards: if the time is too short for all, those measured are of medium length.
     order = sorted(range(len(batches)), key=lambda i: abs(i - len(batches) // 2))
     tokens = answered = 0
     began = time.perf_counter()
@@ -95,7 +95,7 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
         tokens += generator.run(batches[i])
         answered += len(batches[i])
         seconds = time.perf_counter() - began
-        if seconds > spec["most_seconds"] / 2:
+        if seconds > spec["max_seconds"] / 2:
             break
     return {
         "output_tokens": tokens,

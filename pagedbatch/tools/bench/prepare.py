@@ -1,6 +1,6 @@
-"""The first process of a benchmark: makes sure that the model runs here and that each prompt leaves room for output.
+"""The first process of a benchmark: checks that the model runs here and that each prompt leaves room for its output.
 
-It answers with what both sides need to know: where the model is, its precision, and the prompts as token ids.
+Its answer is what both sides need: where the model is, its precision, and the prompts as token ids.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pagedbatch.model.loader import choose_device, choose_dtype
 from pagedbatch.model.model_config import num_parameters
 from pagedbatch.run.startup import TextSide, open_text_side
 from pagedbatch.settings import merge
-from pagedbatch.tools.bench.dummy import dummy_prompts, make_dummy_model, readable_config
+from pagedbatch.tools.bench.dummy_model import dummy_prompts, make_dummy_model, readable_config
 from pagedbatch.tools.bench.processes import answer
 from pagedbatch.tools.bench.workload import write_prompts
 
 
 def prepare(question: dict[str, Any]) -> dict[str, Any]:
-    """Finds what is wrong before minutes are spent.
+    """Finds errors before minutes are spent.
 
-    The question: `model`, `run_flags`, `rows` (a file of prompts), `own_prompts` (whether the user gave them),
+    The question has `model`, `run_flags`, `rows` (a file of prompts), `own_prompts` (whether the user gave them),
     `num_prompts`, `max_tokens`, `dummy_weights`, `dummy_length`, and `folder`, a place for what is made here.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Processes of a benchmark: how one is run, timed and weighed, and how it answers. Knows no model.
+"""Processes of a benchmark: how one is started, measured and asked.
 
-Whoever starts them must stay small: on Linux a child's peak begins at what its parent held when it was started. So the
-process of `pagedbatch bench` itself loads neither torch nor a model.
+The process of `pagedbatch bench` itself loads neither torch nor a model: on Linux the peak memory of a child starts at
+what its parent held.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pagedbatch.errors import PagedBatchError, RunError, UsageError
+from pagedbatch.errors import ExitCode, PagedBatchError, RunError, UsageError
 from pagedbatch.run.interrupts import Interrupts
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessCost:
-    """`seconds` from start to exit; `peak_bytes` is the most memory that was resident, None where it isn't told."""
+    """`seconds` from start to exit; `peak_bytes` is the peak of resident memory, None if the system doesn't tell."""
 
     seconds: float
     peak_bytes: int | None
@@ -32,7 +32,7 @@ class ProcessCost:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a child found, and what it took."""
+    """The answer of a child, and what it cost."""
 
     values: dict[str, Any]
     cost: ProcessCost
@@ -41,16 +41,16 @@ class Answer:
 def run_python(arguments: Sequence[str], what: str) -> ProcessCost:
     """Runs this Python with `arguments`; what it prints is shown only if it fails.
 
-    The folder that we are in is kept off its path (-P): a user's `tokenize.py` there is not the library's.
+    The current folder is kept off its path (-P): a user's `tokenize.py` there must not hide the library's.
 
     Raises:
-        UsageError: it found that the user must change something.
-        RunError: it exited with another error. Either message ends with its last line.
+        UsageError: it exited with the code of a usage error.
+        RunError: it exited with another code. Both messages end with the last line that it printed.
     """
     with tempfile.TemporaryFile() as printed:
         began = time.perf_counter()
         with Interrupts() as interrupts:
-            interrupts.deferred = True  # until the process is known: nobody could end it else
+            interrupts.deferred = True  # until there is a process that can be ended
             process = subprocess.Popen(
                 [sys.executable, "-P", *arguments], stdout=printed, stderr=printed, stdin=subprocess.DEVNULL
             )
@@ -68,7 +68,7 @@ def run_python(arguments: Sequence[str], what: str) -> ProcessCost:
             printed.seek(0)
             lines = printed.read().decode(errors="replace").strip().splitlines()
             last = lines[-1].removeprefix("error: ") if lines else "it said nothing"
-            if exit_code == UsageError.exit_code:
+            if exit_code == ExitCode.USAGE:
                 raise UsageError(last)
             raise RunError(f"{what} failed ({_how(exit_code)}): {last}")
     return ProcessCost(seconds, peak_bytes)

@@ -1,4 +1,4 @@
-"""The figures of a benchmark as terminal tables. Knows the keys that `compare` returns."""
+"""The result of `compare` as terminal tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from pagedbatch.wording import size
 
-#: What a run may hold beside its weights and its pool.
+#: Memory that a run may take in addition to weights and pool.
 _OVERHEAD_BYTES = 700 * 10**6
 _PARTS = ("model", "attention", "sampling", "host", "io")
 
@@ -21,7 +21,7 @@ def print_comparison(result: Mapping[str, Any], console: Console) -> None:
     threads = f", {result['threads']} threads" if result["device"] == "cpu" else ""
     dummy = " (random weights)" if result["dummy_weights"] else ""
     console.print(Text(f"{result['model']}{dummy}, {result['dtype']} on {result['device']}{threads}", style="bold"))
-    console.print(f"{result['prompts']} prompts, prefill included; output tokens a second, ours the median run's")
+    console.print(f"{result['prompts']} prompts, prefill included; output tokens per second (pagedbatch: median run)")
     for table in (_speed(result), _costs(result), _time(result)):
         console.print()
         console.print(table)
@@ -32,7 +32,7 @@ def print_comparison(result: Mapping[str, Any], console: Console) -> None:
 
 
 def _margin(result: Mapping[str, Any]) -> str:
-    """How far the peak stays below what a run may take; the job that took most counts."""
+    """How far the peak of the largest job is below what a run may take."""
     peaks = [job["pagedbatch"]["peak_bytes"] for job in result["jobs"]]
     if None in peaks:
         return "this system does not tell peak memory"
@@ -47,7 +47,7 @@ def _failures(result: Mapping[str, Any]) -> list[str]:
 
 
 def _generate(job: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The figures of the other side, where there are some."""
+    """The figures of `generate`, if there are any."""
     return None if job["generate"] is None or "error" in job["generate"] else job["generate"]
 
 
@@ -85,7 +85,7 @@ def _costs(result: Mapping[str, Any]) -> Table:
 
 
 def _time(result: Mapping[str, Any]) -> Table:
-    """Where our steps' time went."""
+    """Where the time of the steps went."""
     table = _table("step's time", *_PARTS)
     for job in result["jobs"]:
         seconds = job["pagedbatch"]["time"]

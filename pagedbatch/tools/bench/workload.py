@@ -1,4 +1,4 @@
-"""The work of a benchmark: prompts, and what is asked for each. Knows no engine and no model."""
+"""The work of a benchmark: prompts, and what is generated for each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JOB_NAMES = ("greedy", "sampling", "beams")
 
 @dataclass(frozen=True, slots=True)
 class BenchJob:
-    """`n` outputs of `max_tokens` tokens for every prompt, end tokens ignored, so that both sides write as many."""
+    """`n` outputs of `max_tokens` tokens for every prompt; end tokens are ignored, so that both sides write as many."""
 
     name: str
     n: int
@@ -31,7 +31,7 @@ class BenchJob:
 
     @property
     def generation(self) -> dict[str, Any]:
-        """What `pagedbatch run` is told, by names of its settings."""
+        """The settings of `pagedbatch run`."""
         fixed = {"n": self.n, "max_tokens": self.max_tokens, "ignore_eos": True, "generation_config": "none"}
         if self.num_beams > 1:
             return {**fixed, "num_beams": self.num_beams}
@@ -41,7 +41,7 @@ class BenchJob:
 
     @property
     def generate_kwargs(self) -> dict[str, Any]:
-        """The same for Hugging Face's `generate`."""
+        """The same as arguments of Hugging Face's `generate`."""
         fixed = {"max_new_tokens": self.max_tokens, "min_new_tokens": self.max_tokens, "num_return_sequences": self.n}
         if self.num_beams > 1:
             return {**fixed, "do_sample": False, "num_beams": self.num_beams}
@@ -68,16 +68,16 @@ def choose_jobs(names: Sequence[str], *, n: int, num_beams: int, max_tokens: int
 
 
 def built_in_prompts(count: int) -> list[Prompt]:
-    """The first `count` prompts of our own, or all that there are."""
+    """The first `count` built-in prompts, or all of them if there are fewer."""
     lines = (files("pagedbatch.tools.bench") / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines[:count]]
 
 
 def read_prompts(path: str, count: int) -> list[Prompt]:
-    """The first `count` prompts of any input that `pagedbatch run` reads, or all that there are.
+    """The first `count` prompts of any input that `pagedbatch run` reads, or all of them if there are fewer.
 
-    None comes twice: our prefix cache would answer it for next to nothing. Only prompts are kept, for what else a row
-    asks for is not what is measured.
+    Prompts are not repeated to reach `count`: the prefix cache would make the copies almost free. Other fields of a row
+    are ignored: every job has its own settings.
 
     Raises:
         UsageError: the input or a row can't be read, or there is no row.

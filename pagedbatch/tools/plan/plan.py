@@ -1,4 +1,4 @@
-"""The plan of a run: opens the job as the run would, sizes it up, simulates it, judges it. Knows no terminal."""
+"""The plan of a run: opens the job as a run would, estimates sizes, simulates the run and judges it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from pagedbatch.run.open import open_input, open_job
 from pagedbatch.run.startup import engine_config
 from pagedbatch.sequence import Request
 from pagedbatch.settings import RunSettings
+from pagedbatch.stats.schema import Setting
 from pagedbatch.tools.plan.advice import Advice, advise, best_block_size, blocks_wanted
-from pagedbatch.tools.plan.forecast import Forecast, ample, by_block_size, forecast
-from pagedbatch.tools.plan.outcomes import suppositions
-from pagedbatch.tools.plan.sizes import Sizes, size_up
-from pagedbatch.tools.plan.survey import RowsFound, read_rows
+from pagedbatch.tools.plan.forecast import Forecast, by_block_size, forecast, unlimited
+from pagedbatch.tools.plan.length_assumption import length_assumptions
+from pagedbatch.tools.plan.rows import PlannedRows, read_rows
+from pagedbatch.tools.plan.sizes import Sizes, estimate_sizes
 from pagedbatch.tools.plan.verdict import Verdict, judge
 from pagedbatch.wording import plural
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class Forecasts:
     """The simulated part of a plan.
 
-    `forecasts` go from the shortest outputs to the longest, a single one where all lengths are known; `likely` is the
-    one to count on. `by_block_size` and `advice` suppose memory enough for all.
+    `by_length` goes from the shortest outputs to the longest, a single forecast if all lengths are known; `likely` is
+    the one to count on. `by_block_size` and `advice` are for unlimited memory.
     """
 
-    forecasts: list[Forecast]
+    by_length: list[Forecast]
     likely: Forecast
     by_block_size: list[Forecast]
     advice: Advice
@@ -40,15 +41,15 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run would need. `outlook` is None where no row can run."""
+    """What a run would need. `forecasts` is None if no row can run."""
 
-    settings: dict[str, dict[str, Any]]
-    rows: RowsFound
+    settings: dict[str, Setting]
+    rows: PlannedRows
     sizes: Sizes
-    outlook: Outlook | None
+    forecasts: Forecasts | None
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it: everything but the prompts."""
+        """For `--json`: everything but the prompts."""
         rows = {
             "total": self.rows.num_rows,
             "ok": self.rows.num_ok,
@@ -58,14 +59,16 @@ class Plan:
             "simulated": len(self.rows.first),
         }
         prompts = None if self.rows.prompts is None else asdict(self.rows.prompts)
-        outlook = {} if self.outlook is None else asdict(self.outlook)
+        forecasts = {} if self.forecasts is None else asdict(self.forecasts)
+        if forecasts:
+            forecasts = {"forecasts": forecasts.pop("by_length"), **forecasts}
         return {
-            "settings": self.settings,
+            "settings": {name: setting.to_json() for name, setting in self.settings.items()},
             "versions": versions(),
             "rows": rows,
             "prompts": prompts,
             "sizes": asdict(self.sizes) | {"pool_bytes": self.sizes.pool_bytes, "fits": self.sizes.fits},
-            **outlook,
+            **forecasts,
         }
 
 
@@ -75,30 +78,30 @@ def make_plan(
     expect_tokens: int | None,
     simulated_rows: int | None,
     notice: Callable[[str], None],
-    tell: Callable[[str], None],
+    show_progress: Callable[[str], None],
 ) -> Plan:
-    """Plans a run of `settings` in one process on this machine. Its output is not looked at.
+    """Plans a run of `settings` in one process on this machine. Its output file is not looked at.
 
     Args:
         expect_tokens: the mean length of outputs that may end by themselves.
-        simulated_rows: so many of the first rows are simulated; None: as many as take seconds.
+        simulated_rows: how many of the first rows are simulated; None: as many as take seconds.
         notice: takes a line that a run would print too.
-        tell: takes a word about progress now and then.
+        show_progress: takes a line about progress now and then.
 
     Raises:
         UsageError: a run would not start.
     """
     go_offline_if_needed(settings.input, settings.model)
-    tell("opening the input and the model's config")
+    show_progress("opening the input and the model's config")
     if settings.uses_workers:
         notice("planned for one process: each worker would have a pool of its own, and its share of the rows")
-    # A strict run ends at broken rows; its plan names them.
+    # A strict run is refused because of broken rows; its plan names them.
     settings = replace(settings, strict=False)
     given = open_input(settings, notice)
     with closing(open_job(settings, given, notice)) as opened:
-        sizes = size_up(settings, opened.text.defaults)
+        sizes = estimate_sizes(settings, opened.text.defaults)
         config = engine_config(settings, opened.text.defaults, sizes.num_blocks, sizes.num_swap_blocks)
-        rows = read_rows(opened, config, simulated_rows, tell)
+        rows = read_rows(opened, config, simulated_rows, show_progress)
     described = describe_settings(
         settings,
         opened.text.params,
@@ -107,34 +110,38 @@ def make_plan(
     )
     if not rows.first:
         return Plan(described, rows, sizes, None)
-    return Plan(described, rows, sizes, _look_ahead(rows.first, config, sizes, expect_tokens, tell))
+    return Plan(described, rows, sizes, _forecast(rows.first, config, sizes, expect_tokens, show_progress))
 
 
-def _look_ahead(
-    requests: list[Request], config: EngineConfig, sizes: Sizes, expect_tokens: int | None, tell: Callable[[str], None]
-) -> Outlook:
-    supposed = suppositions(requests, config.block_size, expect_tokens)
-    forecasts = []
-    for supposition in supposed:
-        tell(f"simulating {plural(len(requests), 'row')}, outputs: {supposition.name}")
-        forecasts.append(forecast(requests, supposition, config, sizes.block_bytes))
-    likely = next(i for i, each in enumerate(supposed) if each.is_likely)
-    tell("simulating other block sizes")
-    by_size = by_block_size(requests, supposed[likely], config, sizes.token_bytes)
-    widest = max(request.params.width for request in requests)
-    if supposed[likely] is supposed[-1]:
+def _forecast(
+    requests: list[Request],
+    config: EngineConfig,
+    sizes: Sizes,
+    expect_tokens: int | None,
+    show_progress: Callable[[str], None],
+) -> Forecasts:
+    assumptions = length_assumptions(requests, config.block_size, expect_tokens)
+    by_length = []
+    for assumption in assumptions:
+        show_progress(f"simulating {plural(len(requests), 'row')}, outputs: {assumption.name}")
+        by_length.append(forecast(requests, assumption, config, sizes.block_bytes))
+    likely = next(i for i, each in enumerate(assumptions) if each.is_likely)
+    show_progress("simulating other block sizes")
+    by_size = by_block_size(requests, assumptions[likely], config, sizes.token_bytes)
+    max_width = max(request.params.width for request in requests)
+    if assumptions[likely] is assumptions[-1]:
         longest = next(each for each in by_size if each.block_size == config.block_size)
     else:
-        longest = forecast(requests, supposed[-1], ample(requests, config, config.block_size), sizes.block_bytes)
+        longest = forecast(requests, assumptions[-1], unlimited(requests, config, config.block_size), sizes.block_bytes)
     block_size = best_block_size(by_size)
-    # Where the pool is large enough anyhow, another block size would buy nothing.
-    if blocks_wanted(longest, widest) > config.num_blocks and block_size != config.block_size:
-        roomy = ample(requests, config, block_size)
-        longest = forecast(requests, supposed[-1], roomy, block_size * sizes.token_bytes)
-    return Outlook(
-        forecasts=forecasts,
-        likely=forecasts[likely],
+    # If the pool is large enough anyway, another block size gains nothing.
+    if blocks_wanted(longest, max_width) > config.num_blocks and block_size != config.block_size:
+        enough = unlimited(requests, config, block_size)
+        longest = forecast(requests, assumptions[-1], enough, block_size * sizes.token_bytes)
+    return Forecasts(
+        by_length=by_length,
+        likely=by_length[likely],
         by_block_size=by_size,
-        advice=advise(longest, widest, sizes.token_bytes),
-        verdict=judge(requests, forecasts[likely]),
+        advice=advise(longest, max_width, sizes.token_bytes),
+        verdict=judge(requests, by_length[likely]),
     )

@@ -1,7 +1,4 @@
-"""Bytes: of the weights, of a token's K and V, of the pool that a run would make. The one place that asks the device.
-
-Knows no rows. No weights are read or made.
-"""
+"""Bytes: of the weights, of a token's K and V, of the pool that a run would make. No weights are read or made."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """`free_bytes` are those of the device now, before any weights; a pool takes `usable_bytes` of them unasked."""
+    """`free_bytes` are free on the device now, without weights; by default a pool takes at most `usable_bytes`."""
 
     num_parameters: int
     weight_bytes: int
@@ -36,12 +33,12 @@ class Sizes:
 
     @property
     def fits(self) -> bool:
-        """Whether weights and pool find room on the device."""
+        """Whether weights and pool fit on the device."""
         return self.weight_bytes + self.pool_bytes <= self.free_bytes
 
 
-def size_up(settings: RunSettings, defaults: ModelDefaults) -> Sizes:
-    """What a run of these settings would make on this machine.
+def estimate_sizes(settings: RunSettings, defaults: ModelDefaults) -> Sizes:
+    """The sizes of a run with these settings on this machine.
 
     Raises:
         UsageError: no such device, or no room for a block.

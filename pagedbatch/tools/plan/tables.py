@@ -1,4 +1,4 @@
-"""A plan as terminal tables, at 80 columns and fewer. Computes nothing."""
+"""A plan as terminal tables of at most 80 columns."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rich.text import Text
 
 from pagedbatch.printable import printable
 from pagedbatch.tools.plan.forecast import Forecast
-from pagedbatch.tools.plan.plan import Outlook, Plan
+from pagedbatch.tools.plan.plan import Forecasts, Plan
+from pagedbatch.tools.plan.rows import PlannedRows, PromptLengths
 from pagedbatch.tools.plan.sizes import Sizes
-from pagedbatch.tools.plan.survey import PromptTable, RowsFound
 from pagedbatch.tools.plan.verdict import Scheme, Verdict
 from pagedbatch.wording import percent, plural, size
 
 _POOL_FROM = {"num_blocks": "--num-blocks", "kv_memory": "--kv-memory"}
-_UNKNOWN = "lengths are not known: --expect-tokens N gives the mean to expect"
+_UNKNOWN = "output lengths are unknown: give the expected mean with --expect-tokens N"
 
 
 def print_plan(plan: Plan, console: Console) -> None:
@@ -33,26 +33,26 @@ def print_plan(plan: Plan, console: Console) -> None:
         console.print(Text(f"  and {plan.rows.num_refused - len(plan.rows.refused):,} more"))
     _title(console, "Memory", f"{plan.sizes.dtype} on {plan.sizes.device}")
     console.print(_memory(plan))
-    if plan.outlook is None:
+    if plan.forecasts is None:
         console.print(Text("\nno row can run: there is nothing to simulate", style="bold"))
         return
-    _print_outlook(plan, plan.outlook, console)
+    _print_forecasts(plan, plan.forecasts, console)
 
 
-def _print_outlook(plan: Plan, outlook: Outlook, console: Console) -> None:
+def _print_forecasts(plan: Plan, forecasts: Forecasts, console: Console) -> None:
     first = len(plan.rows.first)
     of_all = "" if first == plan.rows.num_ok else f"from the first {plural(first, 'row')}"
     _title(console, "The run, simulated", of_all)
-    console.print(_forecasts(outlook.forecasts))
-    if len(outlook.forecasts) > 1:
+    console.print(_by_length(forecasts.by_length))
+    if len(forecasts.by_length) > 1:
         console.print(Text(f"  {_UNKNOWN}", style="dim"))
-    _title(console, "Block sizes", f"outputs: {outlook.likely.outputs}; memory enough for all")
-    console.print(_block_sizes(outlook.by_block_size, outlook.advice.block_size, plan.sizes.token_bytes))
-    _title(console, "The same pool, held otherwise", f"outputs: {outlook.likely.outputs}")
-    console.print(_schemes(outlook.verdict.schemes, plan.sizes.token_bytes))
+    _title(console, "Block sizes", f"outputs: {forecasts.likely.outputs}; unlimited memory")
+    console.print(_block_sizes(forecasts.by_block_size, forecasts.advice.block_size, plan.sizes.token_bytes))
+    _title(console, "The same memory, paged and contiguous", f"outputs: {forecasts.likely.outputs}")
+    console.print(_schemes(forecasts.verdict.schemes, plan.sizes.token_bytes))
     console.print()
-    console.print(_words(outlook.verdict))
-    console.print(_advice(outlook, plan.sizes, "none of these rows" if of_all else "no row"))
+    console.print(_words(forecasts.verdict))
+    console.print(_advice(forecasts, plan.sizes, "none of these rows" if of_all else "no row"))
 
 
 def _title(console: Console, title: str, note: str) -> None:
@@ -68,7 +68,7 @@ def _table(*headers: str, first: str = "") -> Table:
     return table
 
 
-def _count(rows: RowsFound) -> str:
+def _count(rows: PlannedRows) -> str:
     parts = [f"{rows.num_rows:,}"]
     if rows.num_refused:
         parts.append(f"{rows.num_refused:,} can't run")
@@ -77,7 +77,7 @@ def _count(rows: RowsFound) -> str:
     return ", ".join(parts)
 
 
-def _prompts(prompts: PromptTable) -> Table:
+def _prompts(prompts: PromptLengths) -> Table:
     names = [field.name for field in fields(prompts)][1:]
     table = _table(*names)
     table.add_row("prompt tokens", *(f"{value:,.0f}" for value in astuple(prompts)[1:]))
@@ -86,13 +86,13 @@ def _prompts(prompts: PromptTable) -> Table:
 
 def _memory(plan: Plan) -> Table:
     sizes = plan.sizes
-    origin = next((flag for name, flag in _POOL_FROM.items() if plan.settings[name]["value"] is not None), None)
+    origin = next((flag for name, flag in _POOL_FROM.items() if plan.settings[name].value is not None), None)
     pool = f"{plural(sizes.num_blocks, 'block')}, {size(sizes.pool_bytes)}"
     pool += f", by {origin}" if origin else f", of {size(sizes.free_bytes)} free here"
     table = Table(box=None, padding=(0, 0, 0, 2), show_header=False)
     table.add_row("weights", f"{size(sizes.weight_bytes)}, {sizes.num_parameters:,} parameters")
-    block = f"{size(sizes.block_bytes)} a block of {plural(sizes.block_size, 'token')}"
-    table.add_row("K and V", f"{sizes.token_bytes:,} bytes a token, {block}")
+    block = f"{size(sizes.block_bytes)} per block of {plural(sizes.block_size, 'token')}"
+    table.add_row("K and V", f"{sizes.token_bytes:,} bytes per token, {block}")
     table.add_row("pool", pool)
     if not sizes.fits:
         short = f"weights and pool do not fit into the {size(sizes.free_bytes)} that are free on {sizes.device}"
@@ -100,36 +100,36 @@ def _memory(plan: Plan) -> Table:
     return table
 
 
-def _forecasts(forecasts: Sequence[Forecast]) -> Table:
-    """A column for each supposition; figures down the side."""
+def _by_length(forecasts: Sequence[Forecast]) -> Table:
+    """A column for each assumption, a line for each figure."""
     table = _table(*(each.outputs for each in forecasts), first="outputs")
 
-    def row(label: str, values: list[str]) -> None:
+    def line(label: str, values: list[str]) -> None:
         table.add_row(label, *values)
 
-    row("tokens an output", [f"{each.mean_output_tokens:,.0f}" for each in forecasts])
-    row("rows at once", [f"{each.mean_running_rows:,.1f}" for each in forecasts])
-    row("  at most", [f"{each.peak_running_rows:,}" for each in forecasts])
-    row("sequences at once", [f"{each.mean_running_sequences:,.1f}" for each in forecasts])
-    row("  at most", [f"{each.peak_running_sequences:,}" for each in forecasts])
-    row("blocks at peak", [f"{each.peak_live_blocks:,}" for each in forecasts])
-    row("  of the pool", [percent(each.peak_live_blocks / each.num_blocks) for each in forecasts])
-    row("sharing saves", [percent(each.sharing_saving) for each in forecasts])
-    row("prefixes found", [percent(each.prefix_hits) for each in forecasts])
-    row("KV that holds tokens", [percent(each.kv_used) for each in forecasts])
-    row("preemptions", [f"{each.preemptions:,}" for each in forecasts])
+    line("tokens per output", [f"{each.mean_output_tokens:,.0f}" for each in forecasts])
+    line("rows at once", [f"{each.mean_running_rows:,.1f}" for each in forecasts])
+    line("  at most", [f"{each.peak_running_rows:,}" for each in forecasts])
+    line("sequences at once", [f"{each.mean_running_sequences:,.1f}" for each in forecasts])
+    line("  at most", [f"{each.peak_running_sequences:,}" for each in forecasts])
+    line("blocks at peak", [f"{each.peak_live_blocks:,}" for each in forecasts])
+    line("  of the pool", [percent(each.peak_live_blocks / each.num_blocks) for each in forecasts])
+    line("sharing saves", [percent(each.sharing_saving) for each in forecasts])
+    line("prefixes found", [percent(each.prefix_hits) for each in forecasts])
+    line("KV that holds tokens", [percent(each.kv_used) for each in forecasts])
+    line("preemptions", [f"{each.preemptions:,}" for each in forecasts])
     return table
 
 
 def _block_sizes(by_size: Sequence[Forecast], advised: int, token_bytes: int) -> Table:
-    table = _table("KV used", "sharing saves", "a sequence", "at peak", first="tokens a block")
+    table = _table("KV used", "sharing saves", "per sequence", "at peak", first="tokens per block")
     for each in by_size:
         style = "bold" if each.block_size == advised else ""
         table.add_row(
             f"{each.block_size}{'  advised' if each.block_size == advised else ''}",
             percent(each.kv_used),
             percent(each.sharing_saving),
-            size(each.slots_a_sequence * token_bytes),
+            size(each.slots_per_sequence * token_bytes),
             size(each.peak_live_blocks * each.block_size * token_bytes),
             style=style,
         )
@@ -137,7 +137,7 @@ def _block_sizes(by_size: Sequence[Forecast], advised: int, token_bytes: int) ->
 
 
 def _schemes(schemes: Sequence[Scheme], token_bytes: int) -> Table:
-    table = _table("KV used", "a sequence", "at once", "would fit")
+    table = _table("KV used", "per sequence", "at once", "would fit")
     for each in schemes:
         held = "-" if each.slots_a_sequence is None else size(each.slots_a_sequence * token_bytes)
         name = each.name if each is schemes[0] else f"contiguous {each.name}"
@@ -149,13 +149,13 @@ def _words(verdict: Verdict) -> Text:
     return Text.assemble((verdict.headline, "bold"), f": {'; '.join(verdict.reasons)}.")
 
 
-def _advice(outlook: Outlook, sizes: Sizes, nobody: str) -> Text:
-    advice = outlook.advice
+def _advice(forecasts: Forecasts, sizes: Sizes, nobody: str) -> Text:
+    advice = forecasts.advice
     words = f"--block-size {advice.block_size} --kv-memory {advice.kv_memory}"
     if advice.kv_bytes <= sizes.usable_bytes:
-        return Text.assemble((words, "bold"), f": enough that {nobody} waits for memory, whatever the outputs.")
+        return Text.assemble((words, "bold"), f": enough that {nobody} waits for memory, however long the outputs are.")
     return Text.assemble(
         (f"--block-size {advice.block_size}", "bold"),
         f": that {nobody} waits for memory, the pool would have to be {advice.kv_memory}; a run takes at most ",
-        f"{size(sizes.usable_bytes)} here unasked.",
+        f"{size(sizes.usable_bytes)} here by default.",
     )

@@ -1,4 +1,4 @@
-"""Whether paging pays for a run, in words with their numbers. Knows forecasts and lengths only."""
+"""Whether paging pays for a run, in words with their numbers."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 from pagedbatch.sequence import Request
 from pagedbatch.tools.plan.forecast import Forecast
-from pagedbatch.tools.plan.outcomes import known_length
+from pagedbatch.tools.plan.length_assumption import known_length
 from pagedbatch.wording import percent
 
 NOTHING = "paging buys you nothing here"
-#: Below this nothing is shared worth speaking of: a few prompts that begin alike by chance.
-_LEAST_SAVING = 0.01
-#: So many more sequences must fit into the same memory before paging is said to pay.
-_LEAST_GAIN = 1.02
+#: A smaller saving does not count: it comes from a few prompts that begin alike by chance.
+_MIN_SAVING = 0.01
+#: Paging pays if this many times as many sequences fit into the same memory.
+_MIN_GAIN = 1.02
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A way to hold K and V in the run's pool: slots taken by a sequence, the share of them that holds tokens, how many
-    sequences ran at once, and how many would fit if nothing but memory limited them. None where none fits."""
+    """A way to hold K and V in the memory of the pool: token slots per sequence, the share of them that holds tokens,
+    sequences that ran at once, and how many would fit if nothing else limited them. None if no sequence fits."""
 
     name: str
     slots_a_sequence: float | None
@@ -43,25 +43,24 @@ def judge(requests: Sequence[Request], expected: Forecast) -> Verdict:
     """Compares the run's own pool with contiguous regions of the same memory.
 
     Args:
-        requests: those that `expected` was simulated with.
+        requests: those of the simulation.
     """
     schemes = compare_schemes(expected)
     paged, contiguous = schemes[0], {each.name: each for each in schemes[1:]}
     known = all(known_length(request) is not None for request in requests)
     saving = expected.sharing_saving or 0.0
-    shares = saving >= _LEAST_SAVING
+    shares = saving >= _MIN_SAVING
     rival = contiguous["oracle" if known else "max"]
+    against = []
     if not shares and expected.peak_running_sequences <= 1:
-        return Verdict(
-            False, NOTHING, [f"one sequence runs at a time and shares nothing: {_held(paged, rival)}"], schemes
-        )
-    if not shares and known and _are_alike(requests, expected.block_size):
-        alike = "every sequence will have one length, known beforehand, and they share nothing"
-        return Verdict(
-            False, NOTHING, [f"{alike}: a batch of exact regions wastes nothing", _fit(paged, rival)], schemes
-        )
-    if not shares and paged.fit < _LEAST_GAIN * rival.fit:
-        return Verdict(False, NOTHING, [f"nothing is shared, and {_fit(paged, rival)}"], schemes)
+        against = [f"one sequence runs at a time and shares nothing: {_held(paged, rival)}"]
+    elif not shares and known and _are_alike(requests, expected.block_size):
+        alike = "all sequences will have the same length, known beforehand, and share nothing"
+        against = [f"{alike}: a batch of exact regions wastes nothing", _fit(paged, rival)]
+    elif not shares and paged.fit < _MIN_GAIN * rival.fit:
+        against = [f"nothing is shared, and {_fit(paged, rival)}"]
+    if against:
+        return Verdict(False, NOTHING, against, schemes)
     reasons = [f"sharing saves {percent(saving)} of the blocks"] if shares else ["nothing is shared"]
     reasons.append(_fit(paged, rival))
     if rival.at_once >= 0.98 * paged.at_once:
@@ -72,19 +71,19 @@ def judge(requests: Sequence[Request], expected: Forecast) -> Verdict:
 def compare_schemes(expected: Forecast) -> list[Scheme]:
     """The paged pool first, then the three contiguous ways to use its memory."""
     num_slots = expected.num_blocks * expected.block_size
-    slots = expected.slots_a_sequence
+    slots = expected.slots_per_sequence
     paged = Scheme(
         "paged", slots or None, expected.kv_used, expected.mean_running_sequences, num_slots / slots if slots else 0.0
     )
     return [paged] + [
         Scheme(
             name,
-            num_slots / use["room"] if use["room"] else None,
-            use["used"] if use["replayed"] else None,
-            use["mean_sequences"],
-            use["room"],
+            num_slots / use.room if use.room else None,
+            use.used if use.replayed else None,
+            use.mean_sequences,
+            use.room or 0.0,
         )
-        for name, use in expected.contiguous.items()
+        for name, use in expected.contiguous.schemes().items()
     ]
 
 

@@ -1,4 +1,4 @@
-"""The lengths that a trace holds: any input that `pagedbatch run` reads, with a column for each. Knows no engine."""
+"""The lengths in a trace: any input that `pagedbatch run` reads, with a column for each length."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from itertools import islice
 from typing import Any
 
 from pagedbatch.errors import UsageError
-from pagedbatch.tools.simulate.lengths import RequestLengths
+from pagedbatch.tools.simulate.trace import RequestLengths
 
-#: Column names of published traces, those that are tried first.
+#: Column names of published traces, in the order in which they are tried.
 INPUT_COLUMNS = ("ContextTokens", "input_length", "num_prefill_tokens", "prompt_tokens", "input_tokens")
 OUTPUT_COLUMNS = ("GeneratedTokens", "output_length", "num_decode_tokens", "completion_tokens", "output_tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class TraceColumns:
-    """Where a trace's figures stand, as the command names it.
+    """The columns of a trace, as the flags name them.
 
-    `input`, `output`: None takes the first of the well-known names that is there. A cell of `output` may be a list: a
-    length for each sample. Rows with the same value in `prefix` begin alike, with `prefix_length` tokens: a number,
-    or the column that holds it. Without `prefix`, all rows do.
+    `input`, `output`: None takes the first well-known name that the trace has. A cell of `output` may be a list: a
+    length for each sample. Rows with the same value in `prefix`, or all rows if it is None, begin with the same
+    `prefix_length` tokens: a number, or the column that holds it.
     """
 
     input: str | None = None
@@ -35,7 +35,7 @@ class TraceColumns:
 
 
 def read_trace(path: str, columns: TraceColumns, limit: int | None = None) -> Iterator[RequestLengths]:
-    """The requests of a trace, in order, as they stand there: a length may be 0.
+    """The requests of a trace, in order and unchanged: a length may be 0.
 
     Raises:
         UsageError: the trace can't be read, or a row has no such length; the message names the row.
@@ -52,7 +52,7 @@ def read_trace(path: str, columns: TraceColumns, limit: int | None = None) -> It
 
 
 def _request(columns: TraceColumns, fields: Mapping[str, Any], groups: dict[Any, int], place: str) -> RequestLengths:
-    """One row; `groups` numbers the values of the prefix column that were met."""
+    """One row; `groups` numbers the values of the prefix column."""
     assert columns.input is not None
     assert columns.output is not None
     prompt = _length(fields.get(columns.input), f"{place}: {columns.input}")
@@ -74,7 +74,7 @@ def _request(columns: TraceColumns, fields: Mapping[str, Any], groups: dict[Any,
 
 
 def _find(columns: TraceColumns, fields: Mapping[str, Any], path: str) -> TraceColumns:
-    """The columns, all named and all there."""
+    """The columns with their names in this trace."""
 
     def named(asked: str, flag: str) -> str:
         if asked not in fields:

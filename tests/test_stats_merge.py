@@ -1,4 +1,4 @@
-"""The account of several pools as one: workers side by side, and the lives of one after each other."""
+"""The account of several pools as one: workers at the same time, and the lives of a worker one after another."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from test_memory import pools
 
 from pagedbatch.outputs import EngineCounters, StepSnapshot
 from pagedbatch.params import GenerationParams
+from pagedbatch.stats import timeline
 from pagedbatch.stats.memory import MemoryAccount
-from pagedbatch.stats.merged import merge_accounts, sum_snapshots
-from pagedbatch.stats.timeline import Timeline, side_by_side
+from pagedbatch.stats.merge import merge_concurrent, merge_sequential, sum_snapshots
+from pagedbatch.stats.timeline import Timeline
 
 
 def counters(tokens: int) -> EngineCounters:
@@ -36,28 +37,29 @@ def observed(steps: list[StepSnapshot], tokens: int = 1, before: int = 0) -> Mem
 def test_lives_after_each_other_are_one_pool_that_went_on(
     first: list[StepSnapshot], second: list[StepSnapshot]
 ) -> None:
-    merged = merge_accounts([[observed(first), observed(second)]])
+    merged = merge_sequential([observed(first), observed(second)])
     whole = observed(first + second)
-    for name, expected in whole.blocks().items():
-        assert merged.blocks()[name] == (expected if isinstance(expected, dict) else pytest.approx(expected, abs=1e-6))
-    assert merged.time() == pytest.approx(whole.time(), abs=1e-3)
+    memory = merged.pool_memory().to_json()
+    for name, expected in whole.pool_memory().to_json().items():
+        assert memory[name] == (expected if isinstance(expected, dict) else pytest.approx(expected, abs=1e-6))
+    assert merged.time().to_json() == pytest.approx(whole.time().to_json(), abs=1e-3)
     for point, expected in zip(merged.timeline(), whole.timeline(), strict=True):
-        assert point == pytest.approx(expected, abs=1e-3)
+        assert point.to_json() == pytest.approx(expected.to_json(), abs=1e-3)
 
 
 def test_a_life_after_many_keeps_the_timeline_bounded() -> None:
-    timeline = Timeline(max_points=4)
+    lives = []
     for life in range(1, 6):
         later = Timeline(max_points=4)
         for step in range(1, life + 1):
             later.add(snapshot(step, private=8, counters=counters(step)))
-        timeline.follow(later)
-    points = timeline.points()
+        lives.append(later)
+    points = timeline.merge_sequential(lives, max_points=4).points()
     assert len(points) <= 4
-    assert sum(point["steps"] for point in points) == 1 + 2 + 3 + 4 + 5
-    assert points[-1]["output_tokens"] == 15
-    assert [point["step"] for point in points] == [
-        1 + sum(each["steps"] for each in points[:place]) for place in range(len(points))
+    assert sum(point.steps for point in points) == 1 + 2 + 3 + 4 + 5
+    assert points[-1].output_tokens == 15
+    assert [point.step for point in points] == [
+        1 + sum(each.steps for each in points[:place]) for place in range(len(points))
     ]
 
 
@@ -65,34 +67,38 @@ def test_a_life_after_many_keeps_the_timeline_bounded() -> None:
 def test_pools_side_by_side_hold_together_what_each_holds(workers: list[list[StepSnapshot]]) -> None:
     accounts = [observed(steps) for steps in workers]
     untouched = copy.deepcopy(accounts)
-    merged, each = merge_accounts([[account] for account in accounts]).blocks(), [own.blocks() for own in accounts]
+    merged = merge_concurrent(accounts).pool_memory()
+    each = [own.pool_memory() for own in accounts]
     for name in (
         *("num_blocks", "mean_live_blocks", "mean_logical_blocks", "mean_running_sequences", "final_live_blocks"),
         *("peak_live_blocks", "peak_shared_blocks", "peak_running_sequences", "cow_copies"),
     ):
-        assert merged[name] == pytest.approx(sum(own[name] for own in each), abs=1e-5), name
-    assert merged["preemptions"]["swap"] == sum(own["preemptions"]["swap"] for own in each)
+        assert getattr(merged, name) == pytest.approx(sum(getattr(own, name) for own in each), abs=1e-5), name
+    assert merged.preemptions.swap == sum(own.preemptions.swap for own in each)
     with_live = [[step for step in steps if step.pool.live] for steps in workers]
     weights = [len(steps) for steps in with_live]
     if sum(weights):
         for name in ("sharing_saving", "kv_used"):
-            mean = sum((own[name] or 0) * weight for own, weight in zip(each, weights, strict=True)) / sum(weights)
-            assert merged[name] == pytest.approx(mean, abs=1e-5), name
-    assert [own.blocks() for own in accounts] == [own.blocks() for own in untouched], "nothing given was changed"
+            shares = [getattr(own, name) or 0 for own in each]
+            mean = sum(share * weight for share, weight in zip(shares, weights, strict=True)) / sum(weights)
+            assert getattr(merged, name) == pytest.approx(mean, abs=1e-5), name
+    assert [own.pool_memory() for own in accounts] == [own.pool_memory() for own in untouched], (
+        "nothing given was changed"
+    )
 
 
 def test_rows_of_all_pools_feed_the_lengths_and_the_baselines() -> None:
     accounts = [observed([snapshot(private=4, free=60)]) for _ in range(2)]
     accounts[0].row_finished(finished_row(0, 30, [20, 30]), GenerationParams(n=2, temperature=1.0), 4096)
     accounts[1].row_finished(finished_row(1, 10, [5]), GenerationParams(), 4096)
-    merged = merge_accounts([[account] for account in accounts])
-    assert merged.lengths()["prompt"]["count"] == 2
-    assert merged.memory()["contiguous"]["oracle"]["replayed"] == 3
+    merged = merge_concurrent(accounts)
+    assert merged.lengths().prompt.count == 2
+    assert merged.memory().contiguous.oracle.replayed == 3
 
 
 def test_no_worker_has_an_empty_account() -> None:
-    assert merge_accounts([]).memory()["kv_used"] is None
-    assert merge_accounts([[]]).timeline() == []
+    assert merge_concurrent([]).memory().kv_used is None
+    assert merge_concurrent([merge_sequential([])]).timeline() == []
 
 
 def test_timelines_side_by_side_add_up_what_stood_at_the_same_second() -> None:
@@ -101,11 +107,11 @@ def test_timelines_side_by_side_add_up_what_stood_at_the_same_second() -> None:
     for step in range(1, 5):
         long.add(snapshot(step, private=10, free=54, step_seconds=1.0, counters=counters(step)))
     short.add(snapshot(1, private=20, free=44, step_seconds=2.0, counters=counters(6)))
-    points = side_by_side([long, short]).points()
-    assert [point["private"] for point in points] == [30, 30, 10, 10]
-    assert [point["free"] for point in points] == [98, 98, 118, 118]
-    assert [point["output_tokens"] for point in points] == [4, 8, 9, 10]
-    assert [point["seconds"] for point in points] == [1, 2, 3, 4]
+    points = timeline.merge_concurrent([long, short]).points()
+    assert [point.private for point in points] == [30, 30, 10, 10]
+    assert [point.free for point in points] == [98, 98, 118, 118]
+    assert [point.output_tokens for point in points] == [4, 8, 9, 10]
+    assert [point.seconds for point in points] == [1, 2, 3, 4]
 
 
 def test_the_state_of_several_engines_is_their_sum_and_the_dead_leave_their_counters() -> None:

@@ -1,4 +1,4 @@
-"""How long outputs will be: known for some requests, for the others what to suppose. Knows no engine."""
+"""How long outputs will be: known for some requests, assumed for the others."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pagedbatch.sequence import Request
 from pagedbatch.tools.simulate.simulate import ScriptedRequest
 
-#: Of its limit, what an output is expected to take where nobody says.
+#: The share of its limit that an output is expected to take, unless `--expect-tokens` says otherwise.
 _EXPECTED_SHARE = 1 / 4
 
 
 @dataclass(frozen=True, slots=True)
-class Supposition:
-    """What outputs of unknown length are taken to be. Requests whose outputs are known keep theirs.
+class LengthAssumption:
+    """How long outputs of unknown length are assumed to be. Known lengths stay as they are.
 
-    `tokens` is the length; None: `share` of each output's limit. With `is_mean` every output is drawn for itself, from
-    an exponential distribution of that mean. No output leaves the limits of its request. `is_likely`: the one to count
-    on among several.
+    `tokens` is the length; None: `share` of each output's limit. With `is_mean`, each output's length is drawn from an
+    exponential distribution of that mean. The limits of a request hold in any case. `is_likely` marks the assumption
+    that the plan is based on.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Supposition:
     is_likely: bool = False
 
     def script(self, requests: Sequence[Request]) -> Iterator[ScriptedRequest]:
-        """The requests with their outputs' lengths; the same ones each time."""
+        """The requests with the lengths of their outputs; the same ones each time."""
         rng = random.Random(0)
         for request in requests:
             yield ScriptedRequest(request, self._lengths(request, rng))
@@ -46,7 +46,7 @@ class Supposition:
 
 
 def known_length(request: Request) -> int | None:
-    """How long all outputs of a request will be, where its parameters settle that."""
+    """How long all outputs of a request will be, if its parameters decide that."""
     params = request.params
     goes_on = params.ignore_eos and not params.stop and not params.stop_token_ids
     if params.min_tokens == params.max_tokens or (goes_on and request.constraint is None):
@@ -54,16 +54,18 @@ def known_length(request: Request) -> int | None:
     return None
 
 
-def suppositions(requests: Sequence[Request], block_size: int, expect_tokens: int | None) -> list[Supposition]:
-    """From the shortest outputs to the longest; one alone where all are known.
+def length_assumptions(
+    requests: Sequence[Request], block_size: int, expect_tokens: int | None
+) -> list[LengthAssumption]:
+    """From the shortest outputs to the longest; a single one if all lengths are known.
 
-    Between the two stand outputs of one block, where samples that end together share most, and those expected.
+    In between are outputs of one block, with which samples that end together share most, and the expected ones.
     """
     if all(known_length(request) is not None for request in requests):
-        return [Supposition("known", is_likely=True)]
+        return [LengthAssumption("known", is_likely=True)]
     return [
-        Supposition("one token", tokens=1),
-        Supposition("one block", tokens=block_size),
-        Supposition("expected", tokens=expect_tokens, share=_EXPECTED_SHARE, is_mean=True, is_likely=True),
-        Supposition("the limit"),
+        LengthAssumption("one token", tokens=1),
+        LengthAssumption("one block", tokens=block_size),
+        LengthAssumption("expected", tokens=expect_tokens, share=_EXPECTED_SHARE, is_mean=True, is_likely=True),
+        LengthAssumption("the limit"),
     ]

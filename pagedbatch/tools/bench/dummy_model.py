@@ -1,4 +1,4 @@
-"""A model from a config alone, with random weights: to size a machine for a model that isn't there. Knows no job."""
+"""A model made from a config alone, with random weights: to size a machine for a model that isn't there."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pagedbatch.model.model_config import check_supported, num_parameters
 from pagedbatch.model.tokenizer import load_tokenizer
 from pagedbatch.wording import size
 
-#: Files by which a folder with a tokenizer is known.
+#: A folder has a tokenizer if it has one of these files.
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model")
 
 
 def readable_config(source: str, folder: Path) -> str:
-    """What a config loads from: `source` itself, or `folder` with a `.json` file under the name that a config has.
+    """Where the config can be loaded from: `source`, or `folder` with a copy of it, if it is a file of another name.
 
     Raises:
         UsageError: there is no such file.
@@ -41,7 +41,7 @@ def readable_config(source: str, folder: Path) -> str:
 def make_dummy_model(source: str, folder: Path, dtype: torch.dtype) -> bool:
     """Saves a model with the config of `source`, a folder or a Hub id, and random weights, and a tokenizer.
 
-    Where `source` has no tokenizer, the one made here takes every token for a word. Returns whether it had one.
+    If `source` has no tokenizer, one is made in which every token is a word. Returns whether it had one.
 
     Raises:
         UsageError: no such config, a model that can't run here, or no room for its weights.
@@ -62,7 +62,7 @@ def make_dummy_model(source: str, folder: Path, dtype: torch.dtype) -> bool:
 
 
 def dummy_prompts(count: int, length: int, vocab_size: int) -> list[dict[str, Any]]:
-    """`count` prompts of `length` random token ids, always the same; they have no prefix in common to share."""
+    """`count` prompts of `length` random token ids, always the same; they have no common prefix to share."""
     draw = random.Random(0)
     return [{"prompt_token_ids": [draw.randrange(vocab_size) for _ in range(length)]} for _ in range(count)]
 

@@ -7,12 +7,12 @@ from itertools import islice
 from typing import Any
 
 import pytest
+from beam_sharing import lineages
 
 from pagedbatch.config import EngineConfig
-from pagedbatch.tools.simulate.genealogy import lineages, next_parents
-from pagedbatch.tools.simulate.lengths import RequestLengths, log_normal
+from pagedbatch.tools.simulate.length_runner import next_parents
 from pagedbatch.tools.simulate.simulate import simulate
-from pagedbatch.tools.simulate.trace import script_trace
+from pagedbatch.tools.simulate.trace import RequestLengths, log_normal, script_trace
 
 #: Ancestors 1, 4 and 16 steps back, as `benchmarks/beam_sharing.py` measured them in real searches.
 REAL = {2: (1.74, 1.30, 1.02), 4: (3.21, 2.13, 1.22), 6: (4.68, 3.04, 1.59)}
@@ -47,7 +47,7 @@ def test_beams_meet_their_ancestors_as_real_ones_do(num_beams: int) -> None:
 def test_beams_on_alpacas_lengths_save_about_what_the_paper_says(num_beams: int, paper: float) -> None:
     """The paper's model was OPT-13B, whose beams we can't measure; ours, a hundred times smaller, share no less."""
     found = memory(list(islice(log_normal(19.31, 58.45, 1.0, seed=0), 150)), num_beams)
-    saving = 1 - found["mean_live_blocks"] / found["mean_logical_blocks"]
+    saving = 1 - found.mean_live_blocks / found.mean_logical_blocks
     assert paper - 0.05 < saving < paper + 0.15
 
 
@@ -58,5 +58,5 @@ def test_beams_end_at_their_length_whatever_the_pool_does(preemption: str) -> No
         requests, 4, num_blocks=120, block_size=4, max_model_len=80, num_swap_blocks=200, max_num_seqs=32,
         preemption=preemption, check_invariants=True,
     )  # fmt: skip
-    assert found["preemptions"][preemption] > 0
-    assert found["final_live_blocks"] == 0
+    assert getattr(found.preemptions, preemption) > 0
+    assert found.final_live_blocks == 0
