@@ -98,7 +98,7 @@ def test_logits_are_those_of_the_hf_forward(changes: dict[str, Any], draws: list
         torch.testing.assert_close(logits_of(fused, step), logits_of(hf, step), atol=1e-4, rtol=1e-4)
 
 
-def test_scored_prompts_are_those_of_the_plain_forward() -> None:
+def test_scored_prompts_are_those_of_the_hf_forward() -> None:
     loaded = llama()
     prompts = [PromptTask(seq_index=0, first=2, targets=[8, 9, 10], num_top=2), PromptTask(1, 0, [21], 0)]
     step = step_of(*MIXED, draws=[2], prompts=prompts)
@@ -175,7 +175,7 @@ def test_a_head_that_is_the_embeddings_too_stays() -> None:
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
     ],
 )
-def test_a_model_that_differs_from_its_family_keeps_the_plain_forward(changes: dict[str, Any]) -> None:
+def test_a_model_that_differs_from_its_family_keeps_the_hf_forward(changes: dict[str, Any]) -> None:
     assert can_run_fused(llama().model)
     loaded = llama(**changes)
     if changes.get("rope_parameters"):  # Llama itself knows no such factor; what it would leave behind is a short table
@@ -183,7 +183,7 @@ def test_a_model_that_differs_from_its_family_keeps_the_plain_forward(changes: d
     assert not can_run_fused(loaded.model)
 
 
-def test_other_families_layers_and_dtypes_keep_the_plain_forward() -> None:
+def test_other_families_layers_and_dtypes_keep_the_hf_forward() -> None:
     half = llama(torch.float16).model
     assert not can_run_fused(half)
     quantized = llama().model
