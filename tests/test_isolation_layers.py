@@ -14,7 +14,7 @@ from pagedbatch_kernels.cpu.norm_rope import NormRope
 from pagedbatch_kernels.interface import CacheShape
 from torch import Tensor, nn
 
-from pagedbatch.model.linear import Linears, OneDnnLinears, PackedLinears
+from pagedbatch.model.packed_linear import Linears, OneDnnLinears, PackedLinears
 
 pytestmark = pytest.mark.skipif(not can_load(), reason="there is no C++ compiler here")
 

@@ -16,13 +16,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
-from pagedbatch.model import linear
+from pagedbatch.model import packed_linear
 from pagedbatch.model.attention import ATTENTION_NAME, register_attention
 from pagedbatch.model.forward import ForwardName
-from pagedbatch.model.linear import OneDnnLinears
 from pagedbatch.model.loader import LoadedModel
 from pagedbatch.model.model_config import ModelConfig
 from pagedbatch.model.model_defaults import ModelDefaults
+from pagedbatch.model.packed_linear import OneDnnLinears
 from pagedbatch.model.runner import ModelRunner
 from pagedbatch.outputs import RequestOutput
 from pagedbatch.params import GenerationParams
@@ -169,7 +169,7 @@ def test_gemms_that_read_inputs_past_their_end(dtype: torch.dtype) -> None:
 
 def test_fused_gemms_that_read_inputs_past_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32, which oneDNN multiplies on any CPU."""
-    monkeypatch.setattr(linear, "choose_linears", lambda dtype, notice: OneDnnLinears())
+    monkeypatch.setattr(packed_linear, "choose_linears", lambda dtype, notice: OneDnnLinears())
     with ReadsPast(torch.float32) as device:
         found, expected = (run(llama(torch.float32), requests(token), "auto") for token in (NAN, 40))
     assert device.num_gemms > 0

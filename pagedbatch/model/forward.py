@@ -71,8 +71,8 @@ def choose_forward(
     if name == "auto" and backend_name == "cpu":
         from pagedbatch_kernels.cpu.norm_rope import NormRope
 
-        from pagedbatch.model.linear import choose_linears
         from pagedbatch.model.llama_forward import FusedForward, can_run_fused
+        from pagedbatch.model.packed_linear import choose_linears
 
         if can_run_fused(model):
             if not keep_model:

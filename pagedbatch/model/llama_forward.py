@@ -21,8 +21,8 @@ from transformers.activations import SiLUActivation
 
 from pagedbatch.model.attention import PagedAttention
 from pagedbatch.model.input_batch import InputBatch
-from pagedbatch.model.linear import Linear, Linears, ResidualLinear
 from pagedbatch.model.model_config import sliding_windows
+from pagedbatch.model.packed_linear import Linear, Linears, ResidualLinear
 
 #: Model types whose decoder layer is Llama's, with or without biases, head norms, windows and layers without positions.
 #: `tests/test_families.py` compares each with Hugging Face's own forward.

@@ -9,7 +9,7 @@ from pagedbatch_kernels.cpu.gemm import PackedGemm
 from reads_past import ReadsPast
 from torch import Tensor, nn
 
-from pagedbatch.model.linear import Linears, OneDnnLinears, PackedLinears, choose_linears
+from pagedbatch.model.packed_linear import Linears, OneDnnLinears, PackedLinears, choose_linears
 
 pytestmark = pytest.mark.skipif(not can_load(), reason="there is no C++ compiler here")
 
