@@ -15,7 +15,7 @@ from pagedbatch.model.logits_processors import apply_logits_processors, needs_lo
 from pagedbatch.model.logprobs import NOT_NUMBERS, list_top_logprobs, mask_padding_, to_supported_dtype, top_logprobs
 from pagedbatch.model.philox import uniforms
 from pagedbatch.model.token_mask import apply_token_mask_
-from pagedbatch.model.torch_sampling import TorchSamplingOps, draws_at, truncated_probs
+from pagedbatch.model.torch_sampling import TorchSamplingOps
 from pagedbatch.model.transfer import DeviceTask, run_device_tasks, to_device
 from pagedbatch.step import BeamResult, SampleResult, SampleTask, SchedulerOutput
 
@@ -65,7 +65,7 @@ class Sampler:
         draws = _draws(tasks)
         drawn = self._ops.draw(scores, draws)
 
-        shown, logsumexp = self._shown(tasks, raw, logsumexp, scores, draws, drawn)
+        shown, logsumexp = self._shown(tasks, raw, logsumexp, scores, draws)
         batch_indices = to_device(draws.batch_indices, torch.int64, raw.device)
         drawn_logprobs = shown[batch_indices, drawn].float() - logsumexp[batch_indices]
         counts = [task.params.logprobs for task in tasks]
@@ -108,7 +108,7 @@ class Sampler:
         return torch.where(have_choice.unsqueeze(1), scores, 0.0), have_choice
 
     def _shown(
-        self, tasks: list[SampleTask], raw: Tensor, logsumexp: Tensor, scores: Tensor, draws: Draws, drawn: Tensor
+        self, tasks: list[SampleTask], raw: Tensor, logsumexp: Tensor, scores: Tensor, draws: Draws
     ) -> tuple[Tensor, Tensor]:
         """What logprobs are read from: scores and their logsumexp, raw or, for tasks that ask for it, processed.
 
@@ -123,9 +123,7 @@ class Sampler:
         random = np.array([i for i in wanted if tasks[i].params.temperature > 0], np.int64)
         if len(random):
             positions = to_device(random, torch.int64, raw.device)
-            own_draws, batch_indices = (to_device(each, torch.int64, raw.device) for each in draws_at(draws, random))
-            probs = truncated_probs(shown[positions], draws, random, (batch_indices, drawn[own_draws]))
-            shown[positions] = probs.log()
+            shown[positions] = self._ops.truncated_probs(shown[positions], draws.at(random)).log()
         logsumexp[wanted] = self._ops.logsumexp(shown[wanted])
         return shown, logsumexp
 
