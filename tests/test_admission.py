@@ -109,6 +109,7 @@ class WindowRunner(FakeRunner):
     block_size=st.integers(1, 5),
     max_num_batched_tokens=st.integers(1, 12),
 )
+@example(prompt_len=12, params={"n": 5}, max_tokens=2, window=7, block_size=1, max_num_batched_tokens=2)
 @example(prompt_len=40, params={}, max_tokens=1, window=4, block_size=4, max_num_batched_tokens=3)
 def test_a_row_runs_in_the_fewest_blocks_that_admit_it(
     prompt_len: int, params: dict[str, Any], max_tokens: int, window: int, block_size: int, max_num_batched_tokens: int

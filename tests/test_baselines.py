@@ -95,7 +95,7 @@ def test_one_sequence_in_each_scheme() -> None:
     assert shares(use.pow2) == pytest.approx((30 / 80, 10 / 80, 15 / 80, 25 / 80))
     # Reserves its 8, a whole chunk. The other 24 slots are free, and nobody waits for them.
     assert shares(use.oracle) == pytest.approx((30 / 40, 10 / 40, 0, 0))
-    assert [u.mean_sequences for u in use.values()] == [1, 1, 1]
+    assert [u.mean_sequences for u in use.schemes().values()] == [1, 1, 1]
 
 
 def test_pow2_never_reserves_more_than_the_limit() -> None:
@@ -149,7 +149,7 @@ def test_when_nothing_fits_all_memory_is_lost() -> None:
 
 
 def test_no_sequences() -> None:
-    assert all(shares(use) == (0, 0, 0, 0) and use.replayed == 0 for use in compare([], 16).values())
+    assert all(shares(use) == (0, 0, 0, 0) and use.replayed == 0 for use in compare([], 16).schemes().values())
 
 
 def step_by_step(

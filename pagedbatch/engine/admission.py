@@ -53,7 +53,8 @@ def blocks_at_most(config: EngineConfig, group: SequenceGroup) -> int:
     """Maximum number of blocks that a group holds: full prompt blocks once, then a tail of each sequence.
 
     The last generated token is never computed, so its K/V take no slot. With a window, no more of the prompt is
-    held than the window before a step's tokens and those, and no more of a tail than the window.
+    held than the window before a step's tokens and those, and no more of a tail than the window. Samples that take
+    turns may each have to compute the prompt again then: those before them have let go of its first blocks.
     """
     size = config.block_size
     num_prompt = len(group.prompt_token_ids)
@@ -63,6 +64,8 @@ def blocks_at_most(config: EngineConfig, group: SequenceGroup) -> int:
     if config.window is not None:
         num_shared = min(num_shared, (config.window + config.max_num_batched_tokens) // size + 2)
         num_tail = min(num_tail, config.window // size + 2)
+        if group.max_width < group.params.width:
+            return group.max_width * (num_shared + num_tail)
     return num_shared + group.max_width * num_tail
 
 

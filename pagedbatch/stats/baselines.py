@@ -167,12 +167,12 @@ def replay(
     total = used + reserved + internal + external
     makespan = max(end for end, _, _ in running)
     return ContiguousUse(
-        used=round(used / total, 6),
-        reserved=round(reserved / total, 6),
-        internal=round(internal / total, 6),
-        external=round(external / total, 6),
-        mean_sequences=round(lifetimes / makespan, 6),
-        room=round(num_slots * lifetimes / total, 6),
+        used=used / total,
+        reserved=reserved / total,
+        internal=internal / total,
+        external=external / total,
+        mean_sequences=lifetimes / makespan,
+        room=num_slots * lifetimes / total,
         replayed=replayed,
         refused=refused,
     )

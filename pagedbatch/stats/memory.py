@@ -13,6 +13,7 @@ from pagedbatch.stats.baselines import compare
 from pagedbatch.stats.lengths import LengthHistogram
 from pagedbatch.stats.sample import RowSample, sequence_lengths
 from pagedbatch.stats.schema import (
+    Contiguous,
     HeldBlocks,
     Lengths,
     Memory,
@@ -136,9 +137,10 @@ class MemoryAccount:
     def memory(self) -> Memory:
         """The section `memory` of the stats."""
         pool = self.pool_memory()
+        contiguous = compare(self.sample.sequences(), self.num_blocks * self.block_size, self.max_num_seqs)
         return Memory(
             **{name: getattr(pool, name) for name in PoolMemory.names()},
-            contiguous=compare(self.sample.sequences(), self.num_blocks * self.block_size, self.max_num_seqs),
+            contiguous=Contiguous(**{name: use.rounded() for name, use in contiguous.schemes().items()}),
             peak_map=None if self.peak_map is None else _peak_map(self.peak_map),
         )
 

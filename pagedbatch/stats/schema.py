@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pagedbatch.stats.record import Number, Record, RecordError, key
@@ -113,6 +113,9 @@ class ContiguousUse(Record):
     @property
     def num_sequences(self) -> int:
         return self.replayed + self.refused
+
+    def rounded(self) -> ContiguousUse:
+        return replace(self, **{name: round(getattr(self, name), 6) for name in self.names()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
