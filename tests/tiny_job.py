@@ -77,7 +77,8 @@ def text_side(settings: RunSettings, constraint: Any, notice: Callable[[str], No
         prompt_template=settings.prompt_template,
         notice=notice,
     )
-    defaults: Any = SimpleNamespace(generation={}, eos_token_ids=frozenset(), max_model_len=MAX_MODEL_LEN)
+    generation = SimpleNamespace(values={})
+    defaults: Any = SimpleNamespace(generation=generation, eos_token_ids=frozenset(), max_model_len=MAX_MODEL_LEN)
     return TextSide(tokenizer, defaults, prompts, prompts.resolve_params({}))
 
 
