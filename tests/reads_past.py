@@ -29,7 +29,7 @@ class ReadsPast(TorchFunctionMode):
     def __init__(self, *dtypes: torch.dtype) -> None:
         super().__init__()
         self._dtypes = dtypes
-        self.num_products = self.num_cut = 0
+        self.num_gemms = self.num_cut = 0
 
     def __torch_function__(
         self,
@@ -43,7 +43,7 @@ class ReadsPast(TorchFunctionMode):
         if place is None or args[place].dtype not in self._dtypes:
             return result
         rows = args[place]
-        self.num_products += 1
+        self.num_gemms += 1
         missing = -rows.shape[-1] % TILE
         if not missing:
             return result

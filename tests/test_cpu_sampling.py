@@ -142,6 +142,25 @@ def test_draws_are_as_defined(ops: CpuSamplingOps, kind: str, dtype: torch.dtype
             assert is_right(logits[i], setting, uniform, token_id), f"{setting}, {uniform}: {token_id}"
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["flat", "peaked", "tied", "banned"])
+def test_truncated_probs_equal_torch(ops: CpuSamplingOps, kind: str, dtype: torch.dtype) -> None:
+    """What is kept may differ by rounding at the border."""
+    settings = [setting for setting in SETTINGS if setting.temperature > 0]
+    logits = logits_of(kind, len(settings), 5000, dtype)
+    asked = draws(settings, np.random.default_rng(4).random(12 * len(settings)), 12)
+    found = ops.truncated_probs(logits, asked)
+    expected = TorchSamplingOps().truncated_probs(logits.float(), asked)
+    expected /= expected.amax(-1, keepdim=True)
+    both = (found > 0) & (expected > 0)
+    torch.testing.assert_close(found * both, expected * both, rtol=1e-5, atol=1e-7)
+    at_border = torch.where(both, 0.0, found + expected)
+    one_token = at_border.amax(-1)  # a tie or near-tie at the border
+    assert (at_border.sum(-1) - one_token <= 1e-6 * expected.sum(-1)).all()
+    drawn = ops.draw(logits, asked).view(-1, 12)
+    assert (found.gather(1, drawn) > 0).all()
+
+
 @pytest.mark.parametrize("place", [0, 1, 700, VOCABULARY - 1])
 def test_tokens_without_weight_are_never_drawn(ops: CpuSamplingOps, place: int) -> None:
     logits = torch.full((len(SETTINGS), VOCABULARY), -torch.inf)

@@ -17,12 +17,12 @@ libc = ctypes.CDLL(None)
 libc.mallinfo2.restype = Info
 """
 
-PRODUCTS = """
+GEMMS = """
 import torch
 weight = torch.ops.mkldnn._reorder_linear_weight(torch.ones(32, 32), 16)
-def used_after(numbers_of_rows):
-    for rows in numbers_of_rows:
-        torch.ops.mkldnn._linear_pointwise(torch.ones(rows, 32), weight, None, "none", [], "")
+def used_after(numbers_of_tokens):
+    for num_tokens in numbers_of_tokens:
+        torch.ops.mkldnn._linear_pointwise(torch.ones(num_tokens, 32), weight, None, "none", [], "")
     return libc.mallinfo2().used
 first = used_after(range(1, 101))
 print((used_after(range(101, 301)) - first) // 2**20)
@@ -72,14 +72,14 @@ def number_printed_by(code: str, **environment: str) -> int:
     return int(done.stdout)
 
 
-def test_products_of_ever_new_numbers_of_rows_stay_within_bounds() -> None:
+def test_gemms_of_ever_new_numbers_of_tokens_stay_within_bounds() -> None:
     import torch
 
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         pytest.skip("this torch has no oneDNN")
     unbounded = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "1024", "LRU_CACHE_CAPACITY": "1024"}
-    assert number_printed_by(PRODUCTS, **unbounded) >= 10  # what the environment says stands
-    assert number_printed_by(PRODUCTS) <= 1
+    assert number_printed_by(GEMMS, **unbounded) >= 10  # what the environment says stands
+    assert number_printed_by(GEMMS) <= 1
 
 
 def test_what_a_thread_gives_back_is_there_for_the_others() -> None:

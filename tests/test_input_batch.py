@@ -22,8 +22,8 @@ def step(
     return SchedulerOutput(
         step=0,
         sequences=list(sequences),
-        samples=[SampleTask(row, params, 0, (0,), 0) for row in samples],
-        beams=[BeamTask(rows, params, [0.0] * len(rows), 2 * len(rows), 0) for rows in beams],
+        samples=[SampleTask(i, params, 0, (0,), 0) for i in samples],
+        beams=[BeamTask(seqs, params, [0.0] * len(seqs), 2 * len(seqs), 0) for seqs in beams],
         copies=[],
         swap_out=[],
         swap_in=[],
@@ -60,12 +60,13 @@ def test_tokens_lie_end_to_end_with_their_positions_and_slots() -> None:
 def test_block_tables_are_packed_to_the_longest() -> None:
     batch = batch_of(step(*MIXED))
     tables = listed(batch.attention.block_tables)
-    assert [row[: len(s.block_table)] for row, s in zip(tables, MIXED, strict=True)] == [s.block_table for s in MIXED]
-    assert {len(row) for row in tables} == {3}
+    expected = [s.block_table for s in MIXED]
+    assert [table[: len(each)] for table, each in zip(tables, expected, strict=True)] == expected
+    assert {len(table) for table in tables} == {3}
 
 
 @pytest.mark.parametrize(
-    ("samples", "beams", "rows", "indices"),
+    ("samples", "beams", "sampled", "indices"),
     [
         ((), (), [], []),
         ((3, 0), (), [3, 0], [9, 4]),
@@ -74,10 +75,10 @@ def test_block_tables_are_packed_to_the_longest() -> None:
     ],
 )
 def test_logits_are_those_of_the_last_tokens_in_task_order(
-    samples: tuple[int, ...], beams: tuple[range, ...], rows: list[int], indices: list[int]
+    samples: tuple[int, ...], beams: tuple[range, ...], sampled: list[int], indices: list[int]
 ) -> None:
     scheduled = step(*MIXED, samples=samples, beams=beams)
-    assert sampled_sequences(scheduled) == rows
+    assert sampled_sequences(scheduled) == sampled
     logits_indices = batch_of(scheduled).logits_indices
     assert listed(logits_indices) == indices
     assert logits_indices.dtype == torch.int64

@@ -13,7 +13,7 @@ import torch
 from engines import Run, run_engine
 from pagedbatch_kernels.cpu.build import can_load
 
-from pagedbatch.model.linear import OneDnnLinears, choose_linears
+from pagedbatch.model.packed_linear import OneDnnLinears, choose_linears
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
 

@@ -1,4 +1,4 @@
-"""A token that is NaN or infinite changes no bit of the others': the CPU's products, norms, rotations, cache writes."""
+"""A token that is NaN or infinite changes no bit of the others': the CPU's GEMMs, norms, RoPE, cache writes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pagedbatch_kernels.cpu.norm_rope import NormRope
 from pagedbatch_kernels.interface import CacheShape
 from torch import Tensor, nn
 
-from pagedbatch.model.linear import Linears, OneDnnLinears, PackedLinears
+from pagedbatch.model.packed_linear import Linears, OneDnnLinears, PackedLinears
 
 pytestmark = pytest.mark.skipif(not can_load(), reason="there is no C++ compiler here")
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 
-def check(compute: Callable[[Tensor], Tensor], rows: Tensor) -> None:
-    """The others' results are those of a batch without a bad row; its own shows that it is one."""
-    good = compute(rows.clone())
+def check(compute: Callable[[Tensor], Tensor], hidden: Tensor) -> None:
+    """The others' results are those of a batch without a bad token; its own shows that it is one."""
+    good = compute(hidden.clone())
     assert good.isfinite().all()
-    for mixed, bad, others in with_one_bad_row(rows):
+    for mixed, bad, others in with_one_bad_row(hidden):
         found = compute(mixed)
         assert torch.equal(found[others], good[others])
         assert not found[bad].isfinite().all()
@@ -35,7 +35,7 @@ def linears(name: str, dtype: torch.dtype) -> Linears:
     if name == "panels":
         return PackedLinears(PackedGemm())
     if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        pytest.skip("oneDNN has no products of bfloat16 on this CPU")
+        pytest.skip("oneDNN has no GEMM of bfloat16 on this CPU")
     return OneDnnLinears()
 
 
@@ -46,28 +46,28 @@ def layer(size: int, width: int, dtype: torch.dtype, *, has_bias: bool = False) 
 @DTYPES
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", ["panels", "onednn"])
-def test_products(name: str, size: int, dtype: torch.dtype) -> None:
+def test_gemms(name: str, size: int, dtype: torch.dtype) -> None:
     if name == "panels" and dtype == torch.bfloat16:
         size += size % 2  # whole words
     made = linears(name, dtype)
     for width in (1, 17, 70):
-        plain = made.linear(layer(size, width, dtype), layer(size, 3, dtype, has_bias=True), keep=True)
-        gated = made.gated(layer(size, width, dtype), layer(size, width, dtype, has_bias=True), keep=True)
-        for num_rows in NUM_ROWS:
-            rows = torch.randn(num_rows, size).to(dtype)
-            residual = torch.randn(num_rows, width + 3).to(dtype)
-            check(plain, rows)
-            check(gated, rows)
-            check(lambda rows, product=plain, residual=residual: product(rows, residual.clone()), rows)
-            check(lambda residual, product=plain, rows=rows: product(rows.clone(), residual), residual)
+        linear = made.linear(layer(size, width, dtype), layer(size, 3, dtype, has_bias=True), keep=True)
+        swiglu = made.swiglu(layer(size, width, dtype), layer(size, width, dtype, has_bias=True), keep=True)
+        for num_tokens in NUM_ROWS:
+            hidden = torch.randn(num_tokens, size).to(dtype)
+            residual = torch.randn(num_tokens, width + 3).to(dtype)
+            check(linear, hidden)
+            check(swiglu, hidden)
+            check(lambda hidden, linear=linear, residual=residual: linear(hidden, residual.clone()), hidden)
+            check(lambda residual, linear=linear, hidden=hidden: linear(hidden.clone(), residual), residual)
 
 
 @DTYPES
 @pytest.mark.parametrize("size", SIZES)
 def test_norms(size: int, dtype: torch.dtype) -> None:
     ops, weight = NormRope(), torch.randn(size).to(dtype)
-    for num_rows in NUM_ROWS:
-        check(lambda rows: ops.rms_norm(rows, weight, 1e-5), torch.randn(num_rows, size).to(dtype))
+    for num_tokens in NUM_ROWS:
+        check(lambda hidden: ops.rms_norm(hidden, weight, 1e-5), torch.randn(num_tokens, size).to(dtype))
 
 
 @DTYPES
@@ -84,7 +84,7 @@ def test_rotations_and_what_they_write(head_size: int, dtype: torch.dtype, has_n
     slots = torch.randperm(num_tokens + 9)[:num_tokens]
 
     def write(qkv: Tensor) -> Tensor:
-        """The queries, and all that the cache holds, a token a row."""
+        """The queries, and all that the cache holds, one token per line."""
         qkv = qkv.view(num_tokens, num_heads + 2 * num_kv_heads, head_size)
         cache = backend.allocate_cache(shape, 12, dtype, torch.device("cpu"))[0].zero_()
         ops.rope_and_write_kv(qkv, cache, slots, (cosine, sine), q_norm=norms[0], k_norm=norms[1], epsilon=1e-5)
@@ -92,7 +92,7 @@ def test_rotations_and_what_they_write(head_size: int, dtype: torch.dtype, has_n
             per_slot(part, block_size, num_kv_heads, head_size, keys)
             for part, keys in zip(cache, (True, False), strict=True)
         ]
-        return torch.cat([qkv[:, :num_heads].flatten(1), *(rows[slots] for rows in stored)], dim=1)
+        return torch.cat([qkv[:, :num_heads].flatten(1), *(hidden[slots] for hidden in stored)], dim=1)
 
     check(write, torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_size).to(dtype))
 

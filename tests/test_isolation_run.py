@@ -1,6 +1,6 @@
 """A row with a token whose embedding is no number is one error; all other rows' results are those of a run without
 it, however blocks are shared, taken away and used again. In both forwards, with sizes that fill no tile, and also on a
-CPU whose products read rows past their end."""
+CPU whose GEMMs read inputs past their end."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.engine import Engine
-from pagedbatch.model import linear
+from pagedbatch.model import packed_linear
 from pagedbatch.model.attention import ATTENTION_NAME, register_attention
 from pagedbatch.model.forward import ForwardName
-from pagedbatch.model.linear import OneDnnLinears
 from pagedbatch.model.loader import LoadedModel
 from pagedbatch.model.model_config import ModelConfig
 from pagedbatch.model.model_defaults import ModelDefaults
+from pagedbatch.model.packed_linear import OneDnnLinears
 from pagedbatch.model.runner import ModelRunner
 from pagedbatch.outputs import RequestOutput
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request
 
 pytestmark = pytest.mark.skipif(
-    not can_load(), reason="there is no C++ compiler here: torch's products round by the batch"
+    not can_load(), reason="there is no C++ compiler here: torch's GEMMs round by the batch"
 )
 
 #: The bad row comes first, and its bad token first in a block: the blocks before it are cached, for the others to use.
@@ -116,7 +116,7 @@ def assert_one_error(
 ) -> None:
     """The other rows' outputs are as expected: their tokens, and their logprobs `within` so much.
 
-    None: products round by the batch, too coarsely to compare. Rows beside one in doubt run again in other batches.
+    None: GEMMs round by the batch, too coarsely to compare. Rows beside one in doubt run again in other batches.
     """
     assert [row for row, output in sorted(found.items()) if output.error] == [BAD_ROW]
     for row, output in found.items():
@@ -160,17 +160,17 @@ def test_the_torch_backend(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_products_that_read_rows_past_their_end(dtype: torch.dtype) -> None:
+def test_gemms_that_read_inputs_past_their_end(dtype: torch.dtype) -> None:
     with ReadsPast(dtype) as device:
         found, expected = (run(llama(dtype), requests(token), "hf") for token in (NAN, 40))
-    assert device.num_products > 0
+    assert device.num_gemms > 0
     assert_one_error(found, expected, within=None)
 
 
-def test_fused_gemms_that_read_rows_past_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_gemms_that_read_inputs_past_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32, which oneDNN multiplies on any CPU."""
-    monkeypatch.setattr(linear, "choose_linears", lambda dtype: OneDnnLinears())
+    monkeypatch.setattr(packed_linear, "choose_linears", lambda dtype: OneDnnLinears())
     with ReadsPast(torch.float32) as device:
         found, expected = (run(llama(torch.float32), requests(token), "auto") for token in (NAN, 40))
-    assert device.num_products > 0
+    assert device.num_gemms > 0
     assert_one_error(found, expected, within=1e-4)

@@ -22,18 +22,18 @@ SHAPE = CacheShape(num_layers=2, block_size=4, num_kv_heads=2, head_size=8)
 
 
 def choose(**asked: Any) -> int:
-    return choose_num_blocks(1000, CPU, **{"num_blocks": None, "kv_memory": None, "most_useful": 10**9} | asked)
+    return choose_num_blocks(1000, CPU, **{"num_blocks": None, "kv_memory": None, "max_useful": 10**9} | asked)
 
 
 def test_pool_as_asked() -> None:
-    assert choose(num_blocks=7, most_useful=3) == 7
-    assert choose(kv_memory=4999, most_useful=3) == 4
+    assert choose(num_blocks=7, max_useful=3) == 7
+    assert choose(kv_memory=4999, max_useful=3) == 4
 
 
 def test_pool_from_a_share_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_cache, "free_memory", lambda device: 100_000)
     assert choose() == 100_000 * kv_cache.FREE_MEMORY_SHARE["cpu"] // 1000
-    assert choose(most_useful=12) == 12
+    assert choose(max_useful=12) == 12
 
 
 def test_a_container_has_less_than_its_machine(tmp_path: Path) -> None:

@@ -84,9 +84,13 @@ def logits_of(runner: ModelRunner, step: SchedulerOutput) -> Tensor:
 MIXED = (([5, 6, 7, 8, 9, 10, 11, 12, 13], 0, [0, 1]), ([20, 21, 22], 0, [2]), ([30, 31, 32, 33], 0, [3]))
 
 
+def test_plain_is_an_old_name_of_hf() -> None:
+    assert runner_of(llama(), "plain").forward_name == "hf"
+
+
 @pytest.mark.parametrize("changes", [{}, {"attention_bias": True, "mlp_bias": True}, {"tie_word_embeddings": True}])
 @pytest.mark.parametrize("draws", [[2, 0], [1], [0, 1, 2], []])
-def test_logits_are_those_of_the_plain_forward(changes: dict[str, Any], draws: list[int]) -> None:
+def test_logits_are_those_of_the_hf_forward(changes: dict[str, Any], draws: list[int]) -> None:
     loaded = llama(**changes)
     hf, fused = runner_of(loaded, "hf"), runner_of(loaded)
     assert (hf.forward_name, fused.forward_name) == ("hf", "fused")
@@ -94,7 +98,7 @@ def test_logits_are_those_of_the_plain_forward(changes: dict[str, Any], draws: l
         torch.testing.assert_close(logits_of(fused, step), logits_of(hf, step), atol=1e-4, rtol=1e-4)
 
 
-def test_scored_prompts_are_those_of_the_plain_forward() -> None:
+def test_scored_prompts_are_those_of_the_hf_forward() -> None:
     loaded = llama()
     prompts = [PromptTask(seq_index=0, first=2, targets=[8, 9, 10], num_top=2), PromptTask(1, 0, [21], 0)]
     step = step_of(*MIXED, draws=[2], prompts=prompts)
@@ -171,7 +175,7 @@ def test_a_head_that_is_the_embeddings_too_stays() -> None:
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
     ],
 )
-def test_a_model_that_differs_from_its_family_keeps_the_plain_forward(changes: dict[str, Any]) -> None:
+def test_a_model_that_differs_from_its_family_keeps_the_hf_forward(changes: dict[str, Any]) -> None:
     assert can_run_fused(llama().model)
     loaded = llama(**changes)
     if changes.get("rope_parameters"):  # Llama itself knows no such factor; what it would leave behind is a short table
@@ -179,7 +183,7 @@ def test_a_model_that_differs_from_its_family_keeps_the_plain_forward(changes: d
     assert not can_run_fused(loaded.model)
 
 
-def test_other_families_layers_and_dtypes_keep_the_plain_forward() -> None:
+def test_other_families_layers_and_dtypes_keep_the_hf_forward() -> None:
     half = llama(torch.float16).model
     assert not can_run_fused(half)
     quantized = llama().model

@@ -1,4 +1,4 @@
-"""Every supported family in bfloat16 on a CPU, with sizes that fill no tile: no product of its forward is left cut,
+"""Every supported family in bfloat16 on a CPU, with sizes that fill no tile: no GEMM of its forward is left cut,
 down to what torch itself calls, and logits are those without padding."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pagedbatch.model.runner import ModelRunner
 from pagedbatch.params import GenerationParams
 from pagedbatch.step import SampleTask, ScheduledSequence, SchedulerOutput
 
-#: torch's grouped products, of experts, take multiples of 8 alone.
+#: torch's grouped GEMMs, of experts, take multiples of 8 alone.
 ODD = {
     "hidden_size": 72,
     "intermediate_size": 104,
@@ -36,17 +36,17 @@ ODD = {
     "ffn_dim": 100,
     "word_embed_proj_dim": 72,
 }
-#: Names of torch's products -> the place of the first factor.
-PRODUCTS = {"linear": 0, "mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "mv": 0, "addmv": 1, "_grouped_mm": 0}
+#: Names of torch's GEMMs -> the index of the first factor.
+GEMMS = {"linear": 0, "mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "mv": 0, "addmv": 1, "_grouped_mm": 0}
 
 
-class CutProducts(TorchDispatchMode):
-    """Names of the products of bfloat16 whose rows are no whole tiles, at the last point before they are computed."""
+class CutGemms(TorchDispatchMode):
+    """Names of the bfloat16 GEMMs whose inner dimension fills no whole tiles, seen right before they are computed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
-        self.num_products = 0
+        self.num_gemms = 0
 
     def __torch_dispatch__(
         self,
@@ -56,8 +56,8 @@ class CutProducts(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         name = function.overloadpacket.__name__
-        if name in PRODUCTS and (rows := args[PRODUCTS[name]]).dtype == torch.bfloat16:
-            self.num_products += 1
+        if name in GEMMS and (rows := args[GEMMS[name]]).dtype == torch.bfloat16:
+            self.num_gemms += 1
             if rows.shape[-1] % 32:
                 self.names.append(f"{name} {list(rows.shape)}")
         return function(*args, **(kwargs or {}))
@@ -87,13 +87,13 @@ def logprobs(loaded: LoadedModel, mode: Callable[[], Any] = contextlib.nullconte
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_no_product_is_left_cut(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded, cut = odd_model(family), CutProducts()
+def test_no_gemm_is_left_cut(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, cut = odd_model(family), CutGemms()
     found = logprobs(loaded, lambda: cut)
-    assert cut.num_products > 0
+    assert cut.num_gemms > 0
     assert cut.names == []
     monkeypatch.setattr(forward, "needs_padding", lambda model: False)
     assert logprobs(loaded) == pytest.approx(found, abs=0.2)
-    unpadded = CutProducts()
+    unpadded = CutGemms()
     logprobs(loaded, lambda: unpadded)
     assert unpadded.names

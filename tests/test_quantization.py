@@ -181,7 +181,7 @@ def _layers(model: Any) -> Iterator[nn.Linear]:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_layer_that_is_more_than_its_weight_keeps_the_plain_forward(rand_model_path: Path, change: Any) -> None:
+def test_a_layer_that_is_more_than_its_weight_keeps_the_hf_forward(rand_model_path: Path, change: Any) -> None:
     for number in (0, 3, 14):
         model = load_all(rand_model_path).model
         assert can_run_fused(model)

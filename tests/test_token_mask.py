@@ -1,4 +1,4 @@
-"""Allowed tokens, listed or as bits, applied to rows of scores."""
+"""Allowed tokens, listed or as bits, applied to scores."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def masked(token_ids: list[int], vocab_size: int) -> AllowedMask:
 
 
 @given(st.data(), st.sampled_from([1, 31, 32, 33, 100]), st.integers(1, 5))
-def test_what_is_allowed_keeps_its_score(data: st.DataObject, vocab_size: int, num_rows: int) -> None:
-    scores = torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(0))
+def test_what_is_allowed_keeps_its_score(data: st.DataObject, vocab_size: int, batch_size: int) -> None:
+    scores = torch.randn(batch_size, vocab_size, generator=torch.Generator().manual_seed(0))
     expected = scores.clone()
-    rows = data.draw(st.lists(st.integers(0, num_rows - 1), unique=True))
+    positions = data.draw(st.lists(st.integers(0, batch_size - 1), unique=True))
     kinds: list[Allowed] = []
-    for row in rows:
+    for position in positions:
         token_ids = data.draw(st.lists(st.integers(0, vocab_size - 1), unique=True))
         kinds.append(listed(token_ids) if data.draw(st.booleans()) else masked(token_ids, vocab_size))
         for token_id in set(range(vocab_size)) - set(token_ids):
-            expected[row, token_id] = -math.inf
-    apply_token_mask_(scores, rows, kinds)
+            expected[position, token_id] = -math.inf
+    apply_token_mask_(scores, positions, kinds)
     assert torch.equal(scores, expected)
 
 

@@ -9,51 +9,51 @@ from pagedbatch_kernels.sampling import Draws
 
 from pagedbatch.model.torch_sampling import TorchSamplingOps, invert_cdf
 
-LAST_POINT = 1 - 2.0**-53
+LAST_UNIFORM = 1 - 2.0**-53
 
 
-def inverted(weights: list[float], points: list[float]) -> list[int]:
-    rows = torch.zeros(len(points), dtype=torch.int64)
-    return invert_cdf(torch.tensor([weights]), rows, torch.tensor(points, dtype=torch.float64)).tolist()
+def inverted(probs: list[float], uniforms: list[float]) -> list[int]:
+    batch_indices = torch.zeros(len(uniforms), dtype=torch.int64)
+    return invert_cdf(torch.tensor([probs]), batch_indices, torch.tensor(uniforms, dtype=torch.float64)).tolist()
 
 
 def test_points_at_borders_belong_to_the_next_token() -> None:
-    points = [0.0, 0.125, 0.25 - 2.0**-53, 0.25, 0.5 - 2.0**-53, 0.5, LAST_POINT]
-    assert inverted([0.25, 0.25, 0.5], points) == [0, 0, 0, 1, 1, 2, 2]
+    uniforms = [0.0, 0.125, 0.25 - 2.0**-53, 0.25, 0.5 - 2.0**-53, 0.5, LAST_UNIFORM]
+    assert inverted([0.25, 0.25, 0.5], uniforms) == [0, 0, 0, 1, 1, 2, 2]
 
 
 def test_one_token() -> None:
-    assert inverted([0.3], [0.0, 0.5, LAST_POINT]) == [0, 0, 0]
+    assert inverted([0.3], [0.0, 0.5, LAST_UNIFORM]) == [0, 0, 0]
 
 
 @pytest.mark.parametrize("size", [3, 255, 256, 257, 1000])
 @pytest.mark.parametrize("place", [0, 1, -1, 128])
 def test_tokens_without_weight_are_never_drawn(size: int, place: int) -> None:
-    weights = torch.zeros(size)
-    weights[place % size] = 0.7
-    assert set(inverted(weights.tolist(), [0.0, 0.3, 0.999, LAST_POINT])) == {place % size}
+    probs = torch.zeros(size)
+    probs[place % size] = 0.7
+    assert set(inverted(probs.tolist(), [0.0, 0.3, 0.999, LAST_UNIFORM])) == {place % size}
 
 
-def test_rounding_at_the_end_of_the_last_weights() -> None:
-    """The total of many odd weights rounds; the spans behind the last of them are empty."""
+def test_rounding_at_the_end_of_the_last_probs() -> None:
+    """The total of many odd probs rounds; the spans behind the last of them are empty."""
     for seed in range(40):
-        weights = torch.rand(1, 2000, generator=torch.Generator().manual_seed(seed))
-        weights[:, 700 + seed :] = 0.0
-        weights[:, ::3] = 0.0
-        points = torch.tensor([0.0, *torch.rand(50).tolist(), LAST_POINT], dtype=torch.float64)
-        drawn = invert_cdf(weights, torch.zeros(len(points), dtype=torch.int64), points)
-        assert (weights[0, drawn] > 0).all()
-        assert drawn[-1] == weights[0].nonzero().max()
+        probs = torch.rand(1, 2000, generator=torch.Generator().manual_seed(seed))
+        probs[:, 700 + seed :] = 0.0
+        probs[:, ::3] = 0.0
+        uniforms = torch.tensor([0.0, *torch.rand(50).tolist(), LAST_UNIFORM], dtype=torch.float64)
+        drawn = invert_cdf(probs, torch.zeros(len(uniforms), dtype=torch.int64), uniforms)
+        assert (probs[0, drawn] > 0).all()
+        assert drawn[-1] == probs[0].nonzero().max()
 
 
 def test_inversion_equals_a_running_sum() -> None:
-    weights = (2 * torch.randn(5, 3000, generator=torch.Generator().manual_seed(0))).softmax(-1)
-    rows = torch.arange(5).repeat_interleave(200)
-    points = torch.from_numpy(np.random.default_rng(0).random(1000))
-    running = weights.double().cumsum(-1)
-    drawn = invert_cdf(weights, rows, points)
-    ends, starts = running[rows, drawn], running[rows, drawn] - weights[rows, drawn]
-    targets = points * running[rows, -1]
+    probs = (2 * torch.randn(5, 3000, generator=torch.Generator().manual_seed(0))).softmax(-1)
+    batch_indices = torch.arange(5).repeat_interleave(200)
+    uniforms = torch.from_numpy(np.random.default_rng(0).random(1000))
+    running = probs.double().cumsum(-1)
+    drawn = invert_cdf(probs, batch_indices, uniforms)
+    ends, starts = running[batch_indices, drawn], running[batch_indices, drawn] - probs[batch_indices, drawn]
+    targets = uniforms * running[batch_indices, -1]
     assert ((starts - 1e-7 <= targets) & (targets < ends + 1e-7)).all()
 
 
@@ -62,7 +62,7 @@ def test_greedy_takes_the_first_of_ties(size: int) -> None:
     logits = torch.randn(50, size, generator=torch.Generator().manual_seed(size)).round()
     zeros = [0.0] * 50
     draws = Draws(zeros, [0] * 50, [1.0] * 50, zeros, [1] * 50, np.zeros(50))
-    assert TorchSamplingOps().draw(logits, draws).tolist() == [row.index(max(row)) for row in logits.tolist()]
+    assert TorchSamplingOps().draw(logits, draws).tolist() == [line.index(max(line)) for line in logits.tolist()]
 
 
 @pytest.mark.parametrize("size", [5, 33, 5000])

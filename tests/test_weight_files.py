@@ -179,7 +179,7 @@ def test_a_folder_without_tokenizer(folder: Path) -> None:
 def test_a_tokenizer_whose_package_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.model").write_bytes(b"\x0a\x0bnothing")
-    monkeypatch.setattr("pagedbatch.model.tokenizer_files.is_installed", lambda _: False)
+    monkeypatch.setattr("pagedbatch.model.tokenizer.is_installed", lambda _: False)
     assert "its tokenizer.model needs a package: pip install sentencepiece protobuf" in refusal(folder)
 
 

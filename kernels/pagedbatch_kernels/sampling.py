@@ -34,6 +34,17 @@ class Draws:
         """The position of each draw: int64 [sum(counts)]."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
+    def at(self, positions: np.ndarray) -> Draws:
+        """The draws at some positions, int64 in ascending order."""
+        return Draws(
+            temperatures=[self.temperatures[i] for i in positions],
+            top_k=[self.top_k[i] for i in positions],
+            top_p=[self.top_p[i] for i in positions],
+            min_p=[self.min_p[i] for i in positions],
+            counts=[self.counts[i] for i in positions],
+            uniforms=self.uniforms[np.isin(self.batch_indices, positions)],
+        )
+
 
 class SamplingOps(Protocol):
     """Functions of logits [batch_size, vocab_size]. A position's result does not depend on the rest of the batch."""
@@ -53,6 +64,13 @@ class SamplingOps(Protocol):
 
     def draw(self, logits: Tensor, draws: Draws) -> Tensor:
         """Token ids, int64 [num_draws]. Each position must hold a finite number, and otherwise only -infinity."""
+        ...
+
+    def truncated_probs(self, logits: Tensor, draws: Draws) -> Tensor:
+        """What `draw` draws from: float32 [batch_size, vocab_size], not normalised, 0 for tokens that are left out.
+
+        All temperatures must be above 0.
+        """
         ...
 
     def joint_topk(

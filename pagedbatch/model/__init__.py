@@ -1,1 +1,1 @@
-"""Device half: a Hugging Face causal LM over the paged pool. Knows no scheduler, no row and no file."""
+"""The device half: runs a Hugging Face causal LM on a paged KV cache."""

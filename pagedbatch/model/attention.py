@@ -1,4 +1,4 @@
-"""Hugging Face's attention call, answered from the paged pool. The only place that knows both sides' shapes."""
+"""Hugging Face's attention interface on top of a paged KV cache: translates between the shapes of the two."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ ATTENTION_NAME = "pagedbatch"
 
 @dataclass(slots=True)
 class PagedAttention:
-    """What the attention layers of one model share: the backend, the cache, and the batch of the step.
+    """What the attention layers of a model share: the backend, the cache, and the batch of the step.
 
-    Bound to the layers themselves, not passed through `forward`: some families (StableLM, Nemotron) don't hand extra
-    arguments on to their attention. `seconds` sums the time spent here, `calls` counts layers; both since the last
-    `begin_step`.
+    It is an attribute of the layers, not an argument of `forward`: some families (StableLM, Nemotron) don't pass extra
+    arguments on to their attention. `seconds` sums the time spent in attention, `calls` counts layers; both since the
+    last `begin_step`.
     """
 
     backend: Backend
@@ -31,7 +31,7 @@ class PagedAttention:
     calls: int = 0
 
     def bind(self, model: nn.Module) -> None:
-        """Makes this the state that every layer of `model` attends with."""
+        """Makes every layer of `model` use this."""
         for module in model.modules():
             if hasattr(module, "layer_idx"):
                 module.paged_attention = self  # type: ignore[assignment]
@@ -41,14 +41,14 @@ class PagedAttention:
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
-        """Adds what runs inside to `seconds`."""
+        """Adds the time spent inside to `seconds`."""
         began = time.perf_counter()
         yield
         self.seconds += time.perf_counter() - began
 
 
 def register_attention() -> None:
-    """Makes `attn_implementation="pagedbatch"` known to transformers."""
+    """Registers `attn_implementation="pagedbatch"` with transformers."""
     AttentionInterface.register(ATTENTION_NAME, paged_attention_forward)
 
 
@@ -65,17 +65,17 @@ def paged_attention_forward(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Writes the step's K/V into the pool, then attends over the block tables.
+    """Writes the step's K/V into the cache, then attends over the block tables.
 
     Args:
-        module: the attention layer, bound to a `PagedAttention`; `layer_idx` says which part of the cache is its own.
-        query: [1, num_heads, num_tokens, head_size], rotated already.
+        module: the attention layer, bound to a `PagedAttention`; `layer_idx` is its index in the cache.
+        query: [1, num_heads, num_tokens, head_size], after RoPE.
         key, value: [1, num_kv_heads, num_tokens, head_size].
-        attention_mask: None, as the block tables say who sees what.
+        attention_mask: None: masks follow from the block tables.
         scaling, sliding_window, softcap, s_aux: as the model passes them; see `Backend.paged_attention`.
 
     Returns:
-        [1, num_tokens, num_heads, head_size], and no weights.
+        [1, num_tokens, num_heads, head_size], and None in place of attention weights.
     """
     paged: PagedAttention = module.paged_attention
     assert paged.batch is not None

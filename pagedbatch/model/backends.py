@@ -1,4 +1,4 @@
-"""Which kernel backend serves a device, and what happens when its kernels fail. Knows no kernel's insides."""
+"""Chooses the attention backend and the sampling ops of a device, and falls back to torch when a kernel fails."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ REFERENCE = cast(Backend, reference)
 
 
 def available_backends() -> list[str]:
-    """Names of the backends that can run here, the best first. Builds nothing."""
+    """Names of the backends that can run here, best first. Builds nothing."""
     triton = ["triton"] if _triton_can_launch() else []
     return [*triton, "cpu", "torch"] if cpu_build.can_load() else [*triton, "torch"]
 
 
 def choose_backend(name: str, device: torch.device) -> tuple[str, Backend]:
-    """The backend called `name`, or the best one for `device` when it is "auto".
+    """The backend called `name`; "auto" is the best one for `device`.
 
 
     Raises:
@@ -66,12 +66,12 @@ def choose_backend(name: str, device: torch.device) -> tuple[str, Backend]:
 
 
 def choose_sampling_ops(attention: str, backend_name: str, device: torch.device) -> SamplingOps:
-    """What works on rows of logits: on a CPU its library's functions, whichever backend attends; else torch.
+    """On a CPU those of the C++ library, whatever the attention backend; otherwise those in torch.
 
     Args:
-        attention, backend_name: what `choose_backend` was asked for, and gave.
+        attention, backend_name: the argument and the result of `choose_backend`.
     """
-    has_failed = (attention, backend_name) == ("auto", "torch")  # and that was said
+    has_failed = (attention, backend_name) == ("auto", "torch")  # and the user was told
     if device.type != "cpu" or has_failed:
         return TorchSamplingOps()
     from pagedbatch_kernels.cpu.sampling import CpuSamplingOps
@@ -84,10 +84,10 @@ def choose_sampling_ops(attention: str, backend_name: str, device: torch.device)
 
 
 class FallbackBackend:
-    """A backend whose first failing kernel is answered, and from then on replaced, by the plain torch one.
+    """A backend that the torch backend replaces from the first kernel on that fails.
 
-    Both must keep their caches in the same layout, so that a run can change over at any step. A failed call is simply
-    made again: every function overwrites what it writes.
+    Both have the same cache layout, so that a run can switch at any step. A failed call is made again: every function
+    overwrites what it writes.
     """
 
     def __init__(self, name: str, primary: Backend) -> None:

@@ -1,7 +1,7 @@
-"""Whether a checkpoint fills its model and nothing is left over, told from the files' headers and by the library.
+"""Checks that a checkpoint's tensors are exactly those of its model, from the files' headers.
 
-The library goes on when tensors are missing, misfit or are left over: it makes the missing ones up at random, and drops
-the others. Which names fit is asked of the library itself, with weights that have shapes and no values.
+transformers only warns: it initialises missing tensors at random and drops those that don't fit. Which names fit is
+asked of transformers itself, by loading tensors on the meta device.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 
 from pagedbatch.errors import UsageError
 from pagedbatch.model.library_errors import is_installed, one_line_errors, quiet
+from pagedbatch.model.model_config import meta_model
 from pagedbatch.model.model_files import CONFIG, ModelSource
 from pagedbatch.model.weight_files import (
     ADAPTER,
@@ -33,17 +34,17 @@ _TOWERS = (
     r"^(model\.)?(vision_tower|vision_model|vision_encoder|visual|vision_embed_tokens|image_newline|audio_tower|"
     r"audio_encoder|multi_modal_projector|mm_projector|embed_vision|embed_audio)(\.|$)"
 )
-#: Tensors that checkpoints hold and models do without.
+#: Tensors that checkpoints hold and models don't need.
 _HARMLESS = re.compile(
     "|".join(
         (
-            r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$|(^|\.)rope\.freqs$",  # worked out from the config
+            r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$|(^|\.)rope\.freqs$",  # computed from the config
             r"(^|\.)position_ids$",
             r"\.(attn|attention)\.(bias|masked_bias)$",  # causal masks that GPT-2, GPT-J and GPT-NeoX stored
-            r"^v_head\.",  # a value head that reinforcement learning left
-            r"(^|\.)mtp(_[a-z]+)?(\.|$)",  # layers that guess tokens ahead, for speculative decoding
-            r"\.(q|k|v|kv|prob)_scale$",  # of a quantised KV cache: K and V are kept as the model computes them
-            _TOWERS,  # of pictures and sound, where the model is loaded for text alone
+            r"^v_head\.",  # a value head left from reinforcement learning
+            r"(^|\.)mtp(_[a-z]+)?(\.|$)",  # multi-token prediction, for speculative decoding
+            r"\.(q|k|v|kv|prob)_scale$",  # of a quantised KV cache, which is not used here
+            _TOWERS,  # of images and audio, where the model is loaded for text alone
         )
     )
 )
@@ -53,16 +54,14 @@ _SCALES = re.compile(
     r"nested_absmax|nested_quant_map|quant_state\.\w+)$"
 )
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
-#: What a config asks for may not be installed, and is not used here.
-_ANY_ATTENTION = "eager"
 _HF_QUANT_CONFIG = "hf_quant_config.json"
 
 
 def check_folder(source: ModelSource, *, ignore_adapter: bool) -> None:
     """
     Raises:
-        UsageError: an adapter stands beside the weights. With peft installed the library would answer with it, without
-            peft as if it were not there.
+        UsageError: there is an adapter beside the weights. transformers would apply it if peft is installed, and
+            ignore it otherwise.
     """
     if source.gguf is not None or ignore_adapter or source.file(ADAPTER) is None:
         return
@@ -80,7 +79,8 @@ def check_folder(source: ModelSource, *, ignore_adapter: bool) -> None:
 def without_adapter(source: ModelSource) -> Iterator[dict[str, str]]:
     """Arguments of `from_pretrained` that name the model without an adapter beside it.
 
-    With peft installed the library looks for one by itself and can't be told not to: so it sees a folder of links.
+    If peft is installed, transformers applies an adapter that it finds, and no argument prevents that: so it gets a
+    folder of links to the other files.
     """
     if source.folder is None or not (source.folder / ADAPTER).exists():
         yield source.arguments
@@ -93,11 +93,11 @@ def without_adapter(source: ModelSource) -> Iterator[dict[str, str]]:
 
 
 def checkpoint_tensors(source: ModelSource, config: Any, *, needed: bool) -> dict[str, StoredTensor] | None:
-    """What the headers of a model's weights say; None for GGUF, and for weights on the Hub that are not here yet.
+    """The tensors in the headers of a model's weights; None for GGUF, and for weights not yet downloaded from the Hub.
 
     Args:
         config: the whole config, not only its text part.
-        needed: a folder in which nothing looks like weights is an error; else it gives None.
+        needed: a folder without weights is an error; otherwise it gives None.
 
     Raises:
         UsageError: weights are missing or broken.
@@ -129,13 +129,10 @@ def check_tensors(source: ModelSource, config: Any, tensors: Mapping[str, Stored
     _refuse_integers(source, config, tensors)
     beyond = [name for name in tensors if _is_beyond(name, config) and not _HARMLESS.search(name)]
     _refuse_unused(source, config, beyond)
-    from transformers import AutoModelForCausalLM
-
-    with one_line_errors(f"{source.config_place}: no model can be built from it"), quiet(), torch.device("meta"):
-        model_class: Any = type(AutoModelForCausalLM.from_config(config, attn_implementation=_ANY_ATTENTION))
-    if not is_installed("accelerate"):  # without it the library loads nothing without values
+    model_class: Any = type(meta_model(config, f"{source.config_place}: no model can be built from it"))
+    if not is_installed("accelerate"):  # transformers needs it to load meta tensors
         return
-    valueless = {
+    meta_tensors = {
         name: torch.empty(tensor.shape, dtype=tensor.dtype or torch.uint8, device="meta")
         for name, tensor in tensors.items()
     }
@@ -143,8 +140,8 @@ def check_tensors(source: ModelSource, config: Any, tensors: Mapping[str, Stored
         _, report = model_class.from_pretrained(
             None,
             config=config,
-            attn_implementation=_ANY_ATTENTION,
-            state_dict=valueless,
+            attn_implementation="eager",
+            state_dict=meta_tensors,
             device_map={"": "meta"},
             ignore_mismatched_sizes=True,
             output_loading_info=True,
@@ -156,7 +153,7 @@ def refuse_misfits(source: ModelSource, config: Any, report: Mapping[str, Any]) 
     """
     Args:
         config: the whole config.
-        report: the library's `loading_info`.
+        report: `loading_info` of transformers.
 
     Raises:
         UsageError: names the first tensors that are missing, have another shape, or are left over.
@@ -183,13 +180,16 @@ def _first(names: Collection[str]) -> str:
 
 
 def _is_beyond(name: str, config: Any) -> bool:
-    """Whether it belongs to a layer that the config does not count."""
+    """Whether the tensor belongs to a layer past the config's number of layers."""
     text = config.get_text_config(decoder=True)
-    ahead = (
-        getattr(text, "num_nextn_predict_layers", None) or 0
-    )  # layers that guess tokens ahead, stored behind the last
+    ahead = _num_prediction_layers(text)
     found = _LAYER.search(name)
     return found is not None and int(found[1]) >= text.num_hidden_layers + ahead
+
+
+def _num_prediction_layers(text: Any) -> int:
+    """Number of multi-token prediction layers, stored after the others."""
+    return getattr(text, "num_nextn_predict_layers", None) or 0
 
 
 def _refuse_unused(source: ModelSource, config: Any, names: Collection[str]) -> None:
@@ -205,9 +205,7 @@ def _refuse_unused(source: ModelSource, config: Any, names: Collection[str]) -> 
 
 def _harmful(names: Collection[str], config: Any) -> Iterator[str]:
     text = config.get_text_config(decoder=True)
-    ahead = range(
-        text.num_hidden_layers, text.num_hidden_layers + (getattr(text, "num_nextn_predict_layers", None) or 0)
-    )
+    ahead = range(text.num_hidden_layers, text.num_hidden_layers + _num_prediction_layers(text))
     for name in names:
         layer = _LAYER.search(name)
         is_ahead = layer is not None and int(layer[1]) in ahead
@@ -232,7 +230,7 @@ def _likely_reason(unused: Collection[str], config: Any, place: str, folder: Pat
 
 
 def _refuse_integers(source: ModelSource, config: Any, tensors: Mapping[str, StoredTensor]) -> None:
-    """Weights that are integers mean nothing without what scales them."""
+    """Integer weights mean nothing without their scales."""
     if getattr(config, "quantization_config", None) is not None:
         return
     integers = [name for name, tensor in tensors.items() if name.endswith(".weight") and not _is_floating(tensor)]

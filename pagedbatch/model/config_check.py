@@ -1,7 +1,6 @@
-"""What a config.json may say: types and ranges of the keys that models are built from, checked before the library sees
-them, and how the built config's numbers fit each other. Knows no weights.
+"""Checks config.json: types and ranges of keys before transformers reads them, and afterwards whether numbers fit.
 
-The library refuses some of this in its own words, takes some of it for good, and fails on the rest with a traceback.
+transformers rejects some mistakes in its own words, accepts others, and fails on the rest with a traceback.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from pagedbatch.errors import UsageError
 from pagedbatch.model.model_config import sliding_windows
 from pagedbatch.model.model_files import shown
 
-_MOST_LAYERS = 2000
-_MOST_EXPERTS = 20_000
-_MOST_WIDTH = 2**24
-_MOST_TOKENS = 2**31 - 1
-_MOST_VOCABULARY = 10**8
-_MOST_FACTOR = 10**6
+_MAX_LAYERS = 2000
+_MAX_EXPERTS = 20_000
+_MAX_WIDTH = 2**24
+_MAX_TOKENS = 2**31 - 1
+_MAX_VOCABULARY = 10**8
+_MAX_FACTOR = 10**6
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a value must be, in words and as a test. `null`: whether a null stands for "the default"."""
+    """What a value must be, in words and as a predicate. `null`: null is allowed and means the default."""
 
     says: str
     holds: Callable[[Any], bool]
@@ -36,6 +35,11 @@ class Rule:
 
 def is_integer(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def are_counts(value: Any) -> TypeGuard[list[int]]:
+    """Whether it is a list of integers of 0 or more."""
+    return isinstance(value, list) and all(is_integer(item) and item >= 0 for item in value)
 
 
 def is_number(value: Any) -> bool:
@@ -48,10 +52,11 @@ def is_number(value: Any) -> bool:
         return False
 
 
-def _count(most: int, *, null: bool = False, least: int = 1) -> Rule:
-    return Rule(
-        f"an integer from {least} to {most:,}", lambda value: is_integer(value) and least <= value <= most, null
-    )
+def _count(maximum: int, *, null: bool = False, minimum: int = 1) -> Rule:
+    def holds(value: Any) -> bool:
+        return is_integer(value) and minimum <= value <= maximum
+
+    return Rule(f"an integer from {minimum} to {maximum:,}", holds, null)
 
 
 def _number(says: str, holds: Callable[[float], bool], *, null: bool = False) -> Rule:
@@ -77,12 +82,12 @@ _AT_LEAST_0 = _number("of 0 or more", lambda value: value >= 0)
 _SHARE = _number("above 0 and at most 1", lambda value: 0 < value <= 1, null=True)
 _EPSILON = _number("from 0 to 1", lambda value: 0 <= value <= 1)
 _PROBABILITY = _number("from 0 to 1", lambda value: 0 <= value <= 1, null=True)
-_WIDTH = _count(_MOST_WIDTH)
-_WIDTH_OR_NULL = _count(_MOST_WIDTH, null=True)
-_LAYERS = _count(_MOST_LAYERS)
-_EXPERTS = _count(_MOST_EXPERTS, null=True)
-_TOKENS = _count(_MOST_TOKENS)
-_TOKENS_OR_NULL = _count(_MOST_TOKENS, null=True)
+_WIDTH = _count(_MAX_WIDTH)
+_WIDTH_OR_NULL = _count(_MAX_WIDTH, null=True)
+_LAYERS = _count(_MAX_LAYERS)
+_EXPERTS = _count(_MAX_EXPERTS, null=True)
+_TOKENS = _count(_MAX_TOKENS)
+_TOKENS_OR_NULL = _count(_MAX_TOKENS, null=True)
 _TEXT = Rule("a text", lambda value: isinstance(value, str))
 _OBJECT_OR_NULL = Rule("an object or null", lambda value: isinstance(value, dict), null=True)
 _DTYPE = Rule(
@@ -96,7 +101,7 @@ _NUMBERS = Rule(
     null=True,
 )
 
-#: What keys of a (text) config must be. Those of every family; the library knows what else a family has.
+#: Keys of a (text) config that many families share; transformers checks what else a family has.
 _RULES: dict[str, Rule] = {
     "model_type": _TEXT,
     "architectures": _NAMES,
@@ -109,7 +114,7 @@ _RULES: dict[str, Rule] = {
     "rope_scaling": _OBJECT_OR_NULL,
     "rope_parameters": _OBJECT_OR_NULL,
     "rope_theta": _ABOVE_0_OR_NULL,
-    "vocab_size": _count(_MOST_VOCABULARY),
+    "vocab_size": _count(_MAX_VOCABULARY),
     "eos_token_id": _TOKEN_IDS,
     "layer_types": _NAMES,
     "hidden_act": _TEXT,
@@ -120,12 +125,12 @@ _RULES: dict[str, Rule] = {
     ),
     **dict.fromkeys(("num_hidden_layers", "n_layer"), _LAYERS),
     **dict.fromkeys(("max_position_embeddings", "n_positions"), _TOKENS),
-    "sliding_window": _count(_MOST_TOKENS, null=True, least=0),  # 0 where it is not used
+    "sliding_window": _count(_MAX_TOKENS, null=True, minimum=0),  # 0 where it is not used
     "original_max_position_embeddings": _TOKENS_OR_NULL,
     **dict.fromkeys(("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"), _EXPERTS),
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"), _EPSILON),
     **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), _SHARE),
-    **dict.fromkeys(("n_group", "topk_group", "moe_k"), _count(_MOST_EXPERTS)),
+    **dict.fromkeys(("n_group", "topk_group", "moe_k"), _count(_MAX_EXPERTS)),
     **dict.fromkeys(
         ("attention_dropout", "hidden_dropout", "dropout", "embd_pdrop", "resid_pdrop", "attn_pdrop"), _PROBABILITY
     ),
@@ -136,12 +141,12 @@ _RULES: dict[str, Rule] = {
     ),
 }
 
-#: The same within a rotary scaling.
+#: Keys of a RoPE scaling.
 _ROPE_RULES: dict[str, Rule] = {
     "rope_type": _TEXT,
     "type": _TEXT,
     "rope_theta": _ABOVE_0_OR_NULL,
-    "factor": _number(f"above 0 and at most {_MOST_FACTOR:,}", lambda value: 0 < value <= _MOST_FACTOR, null=True),
+    "factor": _number(f"above 0 and at most {_MAX_FACTOR:,}", lambda value: 0 < value <= _MAX_FACTOR, null=True),
     "original_max_position_embeddings": _TOKENS_OR_NULL,
     "partial_rotary_factor": _SHARE,
     "attention_factor": _number("of 0 or more", lambda value: value >= 0, null=True),
@@ -155,8 +160,8 @@ _ROPE_RULES: dict[str, Rule] = {
 def check_raw_config(raw: Mapping[str, Any], place: str) -> None:
     """
     Args:
-        raw: what config.json holds.
-        place: what to call it in a message.
+        raw: the object in config.json.
+        place: the file's name for messages.
 
     Raises:
         UsageError: a key's value has the wrong type or is out of range.
@@ -184,7 +189,7 @@ def _problems(table: Mapping[str, Any], rules: Mapping[str, Rule]) -> Iterator[t
 
 
 def _check_rope(rope: Mapping[str, Any], place: str) -> None:
-    """A scaling for all layers, or one for each type of layer."""
+    """Checks a scaling for all layers, or one for each type of layer."""
     for key, problem in _problems(rope, _ROPE_RULES):
         raise UsageError(f"{place}.{key} {problem}")
     if "low_freq_factor" in rope and "high_freq_factor" in rope and rope["high_freq_factor"] <= rope["low_freq_factor"]:
@@ -195,10 +200,10 @@ def _check_rope(rope: Mapping[str, Any], place: str) -> None:
 
 
 def check_built_config(config: Any, place: str) -> None:
-    """How the numbers of a (text) config fit each other, its class's defaults included.
+    """Checks whether the numbers of a (text) config, its class's defaults included, fit together.
 
     Raises:
-        UsageError: no model can be built of them.
+        UsageError: no model can be built from them.
     """
     heads = _positive(config, "num_attention_heads", place)
     hidden = _positive(config, "hidden_size", place)
@@ -239,7 +244,7 @@ def _check_experts(config: Any, place: str) -> None:
     present = [(name, getattr(config, name, None)) for name in names]
     for name, number in present:
         if is_integer(chosen) and is_integer(number) and not 1 <= chosen <= number:
-            raise UsageError(f"{place}: {chosen} experts a token (num_experts_per_tok) of {name} {number}")
+            raise UsageError(f"{place}: {chosen} experts per token (num_experts_per_tok) of {name} {number}")
     groups, chosen_groups = (getattr(config, name, None) for name in ("n_group", "topk_group"))
     if is_integer(groups) and is_integer(chosen_groups) and chosen_groups > groups:
         raise UsageError(f"{place}: topk_group {chosen_groups} is more than n_group {groups}")
@@ -255,7 +260,7 @@ def _check_longrope(config: Any, head_size: int, place: str) -> None:
 
 
 def _check_names(config: Any, place: str) -> None:
-    """Names that the library looks up while it builds the model."""
+    """Checks names that transformers looks up while it builds the model."""
     from transformers.activations import ACT2FN
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

@@ -1,4 +1,4 @@
-"""How long a sequence of a model may be: what its config says, with the rotary scaling, and what was asked for."""
+"""The maximum length of a sequence: from a model's config and its RoPE scaling, or as asked for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from pagedbatch.errors import UsageError
 
-#: Types whose positions are looked up in a table of `max_position_embeddings` rows.
+#: Types whose positions are looked up in a table of `max_position_embeddings` entries.
 _POSITION_TABLES = frozenset({"gpt2", "gpt_bigcode", "gptj", "opt"})
 #: Scalings that change with the longest sequence of a batch.
 _BATCH_DEPENDENT = frozenset({"dynamic", "longrope"})
@@ -15,9 +15,9 @@ _BATCH_DEPENDENT = frozenset({"dynamic", "longrope"})
 
 @dataclass(frozen=True, slots=True)
 class ContextLength:
-    """`tokens` is the longest sequence, prompt included; `why` says how it comes about where that is not plain.
+    """`tokens` is the maximum length, prompt included; `why` explains it if it is not simply the config's.
 
-    `ceiling` is why it can't be raised, None where it can.
+    `ceiling` says why it can't be raised, None if it can.
     """
 
     tokens: int
@@ -40,17 +40,17 @@ class ContextLength:
 def context_length(config: Any) -> ContextLength:
     """The length that a model was made for, from its (text) config.
 
-    YaRN and linear scaling are written into configs in two ways: with `max_position_embeddings` as it was before, or as
-    it is with the scaling. The scaled length is the original times the factor, in either. Only YaRN and Llama 3 always
-    name the original; linear scaling is documented to leave `max_position_embeddings` as it was. So Llama 3's factor
-    counts only where the two are equal: its published factors don't give the length.
+    Configs write YaRN and linear scaling in two ways: `max_position_embeddings` is the length before scaling, or after.
+    The scaled length is the original length times the factor in both. Only YaRN and Llama 3 always name the original
+    length; linear scaling is documented to leave `max_position_embeddings` unscaled. Llama 3's factor counts only if
+    the two lengths are equal: the factors of published models don't give the scaled length.
 
-    "dynamic" and "longrope" change with the longest sequence of a batch, which would make a row depend on its batch
-    mates. Below the original length they never switch, so such a model keeps to that.
+    "dynamic" and "longrope" change with the longest sequence of a batch, which would make a row depend on the others.
+    Up to the original length they don't, so such a model is limited to that.
     """
     longest = int(config.max_position_embeddings)
     if config.model_type in _POSITION_TABLES:
-        return ContextLength(longest, ceiling=f"its positions are a table of {longest} rows")
+        return ContextLength(longest, ceiling=f"its positions are a table of {longest} entries")
     rope = getattr(config, "rope_parameters", None) or {}
     kind = rope.get("rope_type")
     original = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)

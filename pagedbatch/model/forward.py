@@ -1,4 +1,4 @@
-"""From a step's batch to logits: which way a model is run. Knows no task and no sampling."""
+"""From a step's batch to logits: by the forward of transformers, or by a fused one (llama_forward.py)."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from pagedbatch.model.padded_gemm import PaddedGemm, needs_padding
 #: Logits [num_logits, vocab_size] of the batch's `logits_indices`.
 Forward: TypeAlias = Callable[[InputBatch], Tensor]
 
-ForwardName: TypeAlias = Literal["auto", "hf"]
+ForwardName: TypeAlias = Literal["auto", "hf", "plain"]  # "plain" is an old name of "hf"
 
 
 class HfForward:
-    """The library's own forward, whose attention layers are bound to ours."""
+    """The forward of transformers, whose attention layers call ours."""
 
     def __init__(self, model: Any, attention: PagedAttention, num_layers: int) -> None:
         self._model = model
         self._attention = attention
         self._num_layers = num_layers
-        self._products = PaddedGemm() if needs_padding(model) else contextlib.nullcontext()
+        self._gemm_mode = PaddedGemm() if needs_padding(model) else contextlib.nullcontext()
         attention.bind(model)
 
     def __call__(self, batch: InputBatch) -> Tensor:
         """
         Raises:
-            RunError: a layer computed its attention elsewhere: the pool was bypassed.
+            RunError: a layer computed its attention without the KV pool.
         """
-        with self._products:
+        with self._gemm_mode:
             output = self._model(
                 input_ids=batch.input_ids,
                 position_ids=batch.position_ids,
@@ -60,17 +60,17 @@ def choose_forward(
     num_layers: int,
     keep_model: bool,
 ) -> tuple[str, Forward]:
-    """The lean forward where "auto" may take it, else the plain one; and its name.
+    """The fused forward if `name` is "auto" and the model has one, else that of transformers; and its name.
 
     Args:
-        backend_name: the attention backend's; the lean forward needs the CPU's library.
-        keep_model: leave `model` its weights, whichever way it runs.
+        backend_name: the attention backend's; the fused forward needs the C++ library, "cpu".
+        keep_model: leave `model` its weights, whichever forward it is.
     """
     if name == "auto" and backend_name == "cpu":
         from pagedbatch_kernels.cpu.norm_rope import NormRope
 
-        from pagedbatch.model.linear import choose_linears
         from pagedbatch.model.llama_forward import FusedForward, can_run_fused
+        from pagedbatch.model.packed_linear import choose_linears
 
         if can_run_fused(model):
             if not keep_model:
@@ -81,10 +81,10 @@ def choose_forward(
 
 
 def _detach_from_mmap(model: Any) -> None:
-    """Gives memory of its own to what the lean forward takes over as it is: the embeddings, norms and biases.
+    """Copies embeddings, norms and biases, which the fused forward uses as they are, out of the mapped checkpoint.
 
-    A checkpoint is mapped into memory, and one tensor that still lies there would keep all of it there, beside the
-    packed weights. The others are mapped each by itself, so that none stays once it is packed.
+    The checkpoint is mapped into memory as a whole, and one tensor in it would keep all of it resident beside the
+    packed weights. Weights that will be packed get a mapping each, which goes when they are released.
     """
     embeddings = model.get_input_embeddings().weight
     packed = []

@@ -1,7 +1,4 @@
-"""A model's generation_config in this engine's words: values taken over, and the names of those that can't be.
-
-Knows the file's name, for what is wrong with it, and no place. End tokens are read here too, as they always count.
-"""
+"""Defaults from a model's generation_config.json: values for `GenerationParams`, controls left out, end tokens."""
 
 from __future__ import annotations
 
@@ -10,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagedbatch.errors import ParamError, UsageError
-from pagedbatch.model.config_check import is_integer
+from pagedbatch.model.config_check import are_counts, is_integer
 from pagedbatch.model.model_files import shown
 from pagedbatch.params import resolve
 
 GENERATION_CONFIG = "generation_config.json"
 
-#: Names there -> names here.
-_TAKEN = {
+#: Names in generation_config.json -> names of `GenerationParams`.
+_NAMES = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "stop_strings": "stop",
@@ -29,10 +26,10 @@ _TAKEN = {
     "num_beam_groups": "num_beam_groups",
     "diversity_penalty": "diversity_penalty",
 }
-#: The same for what counts only where the model samples.
+#: Names that are the same in both, and count only with `do_sample`.
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
-#: Controls that change what is generated and have no counterpart here, with the value at which they do nothing.
-_LACKED: dict[str, Any] = {
+#: Controls that are not supported here, with the value at which they do nothing.
+_UNSUPPORTED: dict[str, Any] = {
     "min_length": 0,
     "max_time": None,
     "num_return_sequences": 1,
@@ -68,17 +65,18 @@ class GenerationDefaults:
 
 
 def read_generation_defaults(config: Any, max_model_len: int, place: str = GENERATION_CONFIG) -> GenerationDefaults:
-    """The defaults of a model of `max_model_len` tokens at most.
-
+    """
     Args:
-        config: has the keys of a generation_config as attributes; a missing one says nothing.
+        config: has the keys of a generation_config as attributes; missing ones are not set.
+        max_model_len: a `max_length` below this counts as set.
+        place: the file's name for messages.
     """
 
     def said(name: str) -> Any:
         return getattr(config, name, None)
 
-    left_out = [name for name, neutral in _LACKED.items() if said(name) not in (None, neutral)]
-    values = {here: said(there) for there, here in _TAKEN.items() if said(there) is not None}
+    left_out = [name for name, neutral in _UNSUPPORTED.items() if said(name) not in (None, neutral)]
+    values = {here: said(there) for there, here in _NAMES.items() if said(there) is not None}
     if said("do_sample") and values.get("num_beams", 1) > 1:
         left_out.append("do_sample with num_beams")
     elif said("do_sample"):
@@ -94,11 +92,11 @@ def read_generation_defaults(config: Any, max_model_len: int, place: str = GENER
 def check_generation_config(raw: Mapping[str, Any], place: str) -> None:
     """
     Args:
-        raw: what the model says about generation.
-        place: what to call the file in a message.
+        raw: what the file holds.
+        place: the file's name for messages.
 
     Raises:
-        UsageError: a default that would be taken over has a wrong type or is out of range.
+        UsageError: a default that would be used has a wrong type or is out of range.
     """
 
     def refuse(key: str, problem: str) -> None:
@@ -110,7 +108,7 @@ def check_generation_config(raw: Mapping[str, Any], place: str) -> None:
     if sample is not None and not isinstance(sample, bool):
         refuse("do_sample", f"must be true or false, got {shown(sample)}")
     sampling = {name: name for name in _SAMPLING} if sample else {}
-    for there, here in {**_TAKEN, **sampling}.items():
+    for there, here in {**_NAMES, **sampling}.items():
         if raw.get(there) is None:
             continue
         try:
@@ -121,7 +119,7 @@ def check_generation_config(raw: Mapping[str, Any], place: str) -> None:
     if length is not None and not is_integer(length):
         refuse("max_length", f"must be an integer, got {shown(length)}")
     for key, holds, says in (
-        ("suppress_tokens", _is_token_ids, "a list of token ids"),
+        ("suppress_tokens", are_counts, "a list of token ids"),
         ("bad_words_ids", _are_words, "a list of lists of token ids"),
     ):
         if raw.get(key) is not None and not holds(raw[key]):
@@ -129,7 +127,7 @@ def check_generation_config(raw: Mapping[str, Any], place: str) -> None:
 
 
 def _beside(name: str, value: Any) -> dict[str, Any]:
-    """What a value needs beside it to be allowed at all, so that only the value itself can be refused."""
+    """Fields that a value needs beside it to be valid, so that only the value itself can be refused."""
     if name == "min_tokens":
         return {"max_tokens": 2**31}
     if name == "num_beam_groups":
@@ -139,24 +137,20 @@ def _beside(name: str, value: Any) -> dict[str, Any]:
     return {}
 
 
-def _is_token_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(is_integer(item) and item >= 0 for item in value)
-
-
 def _are_words(value: Any) -> bool:
-    return isinstance(value, list) and all(_is_token_ids(word) and word for word in value)
+    return isinstance(value, list) and all(are_counts(word) and word for word in value)
 
 
 @dataclass(frozen=True, slots=True)
 class EndTokens:
-    """A model's end tokens; `impossible` are ids that it names as such and can never write."""
+    """A model's end tokens; `impossible` are ids that it names but are outside its vocabulary."""
 
     token_ids: frozenset[int]
     impossible: tuple[int, ...] = ()
 
 
 def end_tokens(value: Any, vocab_size: int, place: str) -> EndTokens:
-    """What `eos_token_id` says.
+    """Reads `eos_token_id`.
 
     Raises:
         UsageError: it is neither a token id nor a list of them.

@@ -1,31 +1,28 @@
-"""How much the libraries under a model keep of host memory that they no longer need. Knows no model.
-
-All of it is memory beside weights and pool: it comes with the process, whatever the model's size.
-"""
+"""Limits the host memory that oneDNN, torch and malloc keep without needing it, beside weights and pool."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 
-#: A product of matrices is a kernel that oneDNN makes for the number of rows, in 1 ms, and keeps together with what it
-#: planned, 0.7 MB in all; torch has a cache of plans besides. A step needs up to ten, and the number of rows changes
-#: from step to step: by their own measure, 1,024 each, they grew to 750 MB. Kept are those of some six numbers of rows.
+#: oneDNN compiles a GEMM for each number of tokens, in 1 ms, and caches it with its plan, 0.7 MB in all; torch caches
+#: plans as well. A step needs up to ten, and the number of tokens changes from step to step: with the default capacity
+#: of 1,024 each, the caches grew to 750 MB. 64 are enough for some six numbers of tokens.
 _CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 
-#: Of malloc.h.
+#: From malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
-#: How much of what is given back malloc keeps: in all, and of a single piece, for which it allows no more than this.
+#: Freed memory that malloc keeps: in all, and the largest piece, for which this is the highest value that it takes.
 _KEPT_BYTES, _KEPT_BYTES_EACH = 256 * 2**20, 32 * 2**20
 
 
 def limit_caches() -> None:
-    """Bounds what oneDNN and malloc keep. To be called before the first product, and before there are other threads.
+    """Limits the caches of oneDNN and torch, and malloc's arenas. Call it before the first GEMM and the first thread.
 
-    What the environment says already stands. With one arena in place of one a thread, what the threads that load
-    weights give back is there for the packed ones: in float32, that is the size of the model. A malloc that isn't
-    glibc's has no such arenas.
+    Variables that the environment sets already win. With one arena instead of one per thread, memory that the threads
+    that load weights free is reused for the packed weights: in float32, that is the size of the model. A malloc that
+    isn't glibc's has no arenas.
     """
     for name, capacity in _CACHES.items():
         os.environ.setdefault(name, capacity)
@@ -33,10 +30,10 @@ def limit_caches() -> None:
 
 
 def keep_activations() -> None:
-    """Lets malloc keep what a step gives back, as the next one asks for it again. To be called when weights are loaded.
+    """Lets malloc keep the memory that a step frees for the next step. Call it when the weights are loaded.
 
-    Left to itself it returns most of it to the system, and each step then waits for thousands of pages. The environment
-    decides here as well.
+    By default it returns most of it to the system, and each step then waits for thousands of page faults. Variables
+    that the environment sets win here as well.
     """
     _set("MALLOC_TRIM_THRESHOLD_", _M_TRIM_THRESHOLD, _KEPT_BYTES)
     _set("MALLOC_MMAP_THRESHOLD_", _M_MMAP_THRESHOLD, _KEPT_BYTES_EACH)

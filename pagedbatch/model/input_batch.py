@@ -1,4 +1,4 @@
-"""A scheduled step as tensors: one flat, ragged batch without padding. Knows no model and no cache."""
+"""A scheduled step as tensors: one flat, ragged batch without padding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class InputBatch:
 
     `logits_indices` are the flat positions whose logits are needed: the last token of each of `sampled_sequences`, then
     those that the step's prompt tasks score. `last_attention` is the attention of these positions alone, each a
-    sequence of its own: all that the last layer has to compute. It is None where it would save nothing.
+    sequence of its own: all that the last layer has to compute. None if it would save nothing.
     """
 
     input_ids: Tensor  #: int64 [1, num_tokens]
@@ -32,12 +32,12 @@ class InputBatch:
 
 
 def sampled_sequences(step: SchedulerOutput) -> list[int]:
-    """The scheduled rows that draw or rank a token, in task order: first the samples, then the beams."""
-    return [task.seq_index for task in step.samples] + [row for task in step.beams for row in task.seq_indices]
+    """Indices of the scheduled sequences that need logits of their last token: of the samples, then of the beams."""
+    return [task.seq_index for task in step.samples] + [i for task in step.beams for i in task.seq_indices]
 
 
 class InputBatcher:
-    """Makes the tensors of one step after the other on `device`. To a GPU all numbers of a step travel in one copy."""
+    """Builds the tensors of each step on `device`. A GPU gets all integers of a step in one copy."""
 
     def __init__(self, block_size: int, device: torch.device, prefix_costs: PrefixCosts | None) -> None:
         self._block_size = block_size
@@ -52,10 +52,10 @@ class InputBatcher:
         query_start_loc = np.concatenate([[0], np.cumsum(query_lens)])
         num_tokens = int(query_start_loc[-1])
 
-        row_of_token = np.repeat(np.arange(len(sequences)), query_lens)
-        positions = np.arange(num_tokens) - query_start_loc[row_of_token] + context_lens[row_of_token]
+        seq_indices = np.repeat(np.arange(len(sequences)), query_lens)
+        positions = np.arange(num_tokens) - query_start_loc[seq_indices] + context_lens[seq_indices]
         block_tables = _pack_block_tables(sequences)
-        slot_mapping = block_tables[row_of_token, positions // block_size] * block_size + positions % block_size
+        slot_mapping = block_tables[seq_indices, positions // block_size] * block_size + positions % block_size
         last_token = query_start_loc[1:] - 1
         scored = (query_start_loc[task.seq_index] + task.first + np.arange(len(task.targets)) for task in step.prompts)
 
@@ -102,12 +102,12 @@ class InputBatcher:
         return SharedPrefixes.from_groups(groups, tables, query_start_loc, self._block_size, self._device)
 
 
-def _last_tokens(attention: AttentionBatch, rows: list[int]) -> AttentionBatch:
-    """The attention of the last token of each of `rows`, in their order; its K/V stand in the cache already."""
+def _last_tokens(attention: AttentionBatch, seq_indices: list[int]) -> AttentionBatch:
+    """The attention of the last token of each of these sequences, whose K/V are in the cache already."""
     return AttentionBatch(
-        block_tables=attention.block_tables[rows],
-        seq_lens=attention.seq_lens[rows],
-        query_start_loc=torch.arange(len(rows) + 1, dtype=torch.int32),
+        block_tables=attention.block_tables[seq_indices],
+        seq_lens=attention.seq_lens[seq_indices],
+        query_start_loc=torch.arange(len(seq_indices) + 1, dtype=torch.int32),
         slot_mapping=attention.slot_mapping[:0],
         max_query_len=1,
         max_seq_len=attention.max_seq_len,

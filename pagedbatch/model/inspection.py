@@ -1,4 +1,4 @@
-"""Whether a model can run here, told from its files: config, quantisation, tensors, tokenizer. Reads no weights."""
+"""Checks from a model's files, without reading weights, whether it runs here: for `pagedbatch doctor`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pagedbatch.model.tokenizer import load_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What was found. `problems` are all that stand in the way; none: the model runs here.
+    """`problems` is everything that prevents a run; if empty, the model runs here.
 
-    `config` is None for a model of a type that is not supported. `weights` and `quantisation` are told in words; None:
-    there are no weights here to look at, and the checkpoint is not quantised.
+    `config` is None for a model of a type that is not supported. `weights` and `quantisation` describe them in words;
+    None: there are no weights here, and the checkpoint is not quantised.
     """
 
     model_type: str
@@ -32,7 +32,7 @@ class Inspection:
 
 
 def inspect_model(model: str, *, trust_remote_code: bool = False) -> Inspection:
-    """Looks at all of a model's files.
+    """Checks all of a model's files.
 
     Raises:
         UsageError: there is no such model, or its config is broken.
@@ -40,18 +40,18 @@ def inspect_model(model: str, *, trust_remote_code: bool = False) -> Inspection:
     source = find_model(model)
     config = whole_config(source, trust_remote_code=trust_remote_code)
     text = text_config(config)
-    missing = unsupported_reason(text)
-    if missing is not None:
-        return Inspection(text.model_type, (missing,))
+    reason = unsupported_reason(text)
+    if reason is not None:
+        return Inspection(text.model_type, (reason,))
     settings = quantization_of(config)
-    unloadable = quantization_problem(config)
+    quantisation_reason = quantization_problem(config)
     checks: list[Callable[[], object]] = [
         lambda: check_folder(source, ignore_adapter=False),
-        lambda: _check_weights(source, config, can_build=unloadable is None),
+        lambda: _check_weights(source, config, can_build=quantisation_reason is None),
         lambda: load_tokenizer(model, trust_remote_code=trust_remote_code),
         lambda: model_defaults(model, trust_remote_code=trust_remote_code, ignore_adapter=True),
     ]
-    problems = [*([] if unloadable is None else [unloadable]), *_problems(checks)]
+    problems = [*([] if quantisation_reason is None else [quantisation_reason]), *_problems(checks)]
     return Inspection(
         model_type=text.model_type,
         problems=tuple(problems),
@@ -76,10 +76,10 @@ def _check_weights(source: ModelSource, config: Any, *, can_build: bool) -> None
 
 
 def _weights(source: ModelSource, config: Any) -> str | None:
-    """In words; None where they can't be read, or are not here."""
+    """In words; None if they can't be read, or are not here."""
     try:
         tensors = checkpoint_tensors(source, config, needed=False)
-    except UsageError:  # told as a problem
+    except UsageError:  # reported as a problem
         return None
     if tensors is None:
         return None if source.gguf is None else "in GGUF, not looked at"

@@ -1,4 +1,4 @@
-"""The memory of the pool: one cache on the device, one on the host for swapping. Knows block ids, not who owns them."""
+"""The memory of the block pools: one KV cache on the device, one on the host for swapping; and their sizes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pagedbatch.model.model_config import ModelConfig
 from pagedbatch.model.transfer import to_device
 from pagedbatch.step import BlockCopy
 
-#: Share of the memory that is free once the weights are loaded that the pool may take; the rest is for activations,
-#: logits and everybody else on the machine.
+#: Share of the memory free after loading the weights that the pool may take; the rest is for activations, logits and
+#: other processes.
 FREE_MEMORY_SHARE = {"cpu": 0.5, "cuda": 0.85}
 
 GIB = 1024**3
@@ -48,7 +48,7 @@ class KVCache:
     ) -> Tensor:
         wanted, free = num_blocks * self.shape.block_bytes(dtype), free_memory(device)
         try:
-            # A CPU hands out memory that it does not have, and kills the process when it is filled.
+            # Linux grants memory that it does not have, and kills the process that fills it.
             if device.type == "cpu" and wanted > free:
                 raise MemoryError
             return self._backend.allocate_cache(self.shape, num_blocks, dtype, device, is_spare=is_spare)
@@ -59,7 +59,7 @@ class KVCache:
             ) from error
 
     def apply(self, swap_out: list[BlockCopy], swap_in: list[BlockCopy], copies: list[BlockCopy]) -> None:
-        """Moves blocks: out before anything overwrites them, in before anything reads them, then the copies."""
+        """Swaps blocks out before anything overwrites them, and in before anything reads them; then copies blocks."""
         device = self.device_cache.device
         if swap_out:
             self._backend.swap_blocks(self.device_cache, self._host_cache, *_ids(swap_out, device))
@@ -70,7 +70,7 @@ class KVCache:
 
 
 def _ids(copies: list[BlockCopy], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Source and destination ids on the device, which does not wait for them."""
+    """Source and destination ids on the device; the host does not wait."""
     sources, targets = zip(*copies, strict=True)
     return to_device(sources, torch.int64, device), to_device(targets, torch.int64, device)
 
@@ -83,7 +83,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def _container_memory(cgroup: Path) -> float:
-    """Bytes left of the limit that a container has (cgroup v2), files that the kernel can drop counted as free."""
+    """Bytes left of a container's limit (cgroup v2). File pages that the kernel can drop count as free."""
     try:
         limit = int((cgroup / "memory.max").read_text())
         used = int((cgroup / "memory.current").read_text())
@@ -95,7 +95,7 @@ def _container_memory(cgroup: Path) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """A pool on the device and one on the host, in blocks of `block_bytes` over all layers."""
+    """Numbers of blocks on the device and on the host; `block_bytes` is a block's size over all layers."""
 
     num_blocks: int
     num_swap_blocks: int
@@ -114,13 +114,13 @@ def choose_pool_size(
     swap_space: int,
     max_num_seqs: int,
     memory_share: float = 1.0,
-    spoken_for: int = 0,
+    reserved_bytes: int = 0,
 ) -> PoolSize:
-    """The pools of a run of this model.
+    """The sizes of the pools for a run of this model.
 
     Args:
-        max_model_len, max_num_seqs: no unasked pool is larger than so many sequences of this length.
-        num_blocks, kv_memory, memory_share, spoken_for: as in `choose_num_blocks`.
+        max_model_len, max_num_seqs: a pool whose size is not given holds at most this many sequences of this length.
+        num_blocks, kv_memory, memory_share, reserved_bytes: as in `choose_num_blocks`.
         swap_space: bytes on the host.
 
     Raises:
@@ -132,9 +132,9 @@ def choose_pool_size(
         device,
         num_blocks=num_blocks,
         kv_memory=kv_memory,
-        most_useful=max_num_seqs * -(-max_model_len // block_size),
+        max_useful=max_num_seqs * -(-max_model_len // block_size),
         memory_share=memory_share,
-        spoken_for=spoken_for,
+        reserved_bytes=reserved_bytes,
     )
     return PoolSize(chosen, swap_space // block_bytes, block_bytes)
 
@@ -145,18 +145,18 @@ def choose_num_blocks(
     *,
     num_blocks: int | None,
     kv_memory: int | None,
-    most_useful: int,
+    max_useful: int,
     memory_share: float = 1.0,
-    spoken_for: int = 0,
+    reserved_bytes: int = 0,
 ) -> int:
-    """The size of the pool: as asked, or what fits into a share of the free memory.
+    """The size of the pool: as given, or what fits into a share of the free memory.
 
     Args:
-        num_blocks: blocks asked for, or None.
-        kv_memory: bytes asked for, or None.
-        most_useful: blocks that no run could use up; an unasked pool is not made larger.
-        memory_share: how much of a CPU's free memory there is to count on, where several pools share one machine.
-        spoken_for: bytes of the memory that is free now which will not be when the pool is made: weights.
+        num_blocks: number of blocks, if given.
+        kv_memory: bytes, if given.
+        max_useful: limits a pool whose size is not given.
+        memory_share: share of a CPU's free memory that may be used, where several pools share one machine.
+        reserved_bytes: memory that is free now and won't be when the pool is allocated: for weights.
 
     Raises:
         UsageError: not even one block fits.
@@ -169,11 +169,11 @@ def choose_num_blocks(
             raise UsageError(f"--kv-memory {kv_memory} bytes is less than one block ({block_bytes} bytes): raise it")
         return fitting
     share = FREE_MEMORY_SHARE[device.type] * (memory_share if device.type == "cpu" else 1.0)
-    free = max(0, free_memory(device) - spoken_for)
+    free = max(0, free_memory(device) - reserved_bytes)
     fitting = int(free * share) // block_bytes
     if fitting < 1:
         raise UsageError(
             f"no memory left for the KV pool: {free / GIB:.2f} GiB free on {device.type}, "
             f"one block takes {block_bytes} bytes; free some memory or set --num-blocks"
         )
-    return min(fitting, most_useful)
+    return min(fitting, max_useful)

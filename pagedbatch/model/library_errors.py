@@ -1,6 +1,4 @@
-"""Other libraries' errors as one line of ours, and their notes kept off the terminal. Tells which
-are installed. Knows no file and no model.
-"""
+"""Turns other libraries' errors into one line of ours, and keeps their output off the terminal."""
 
 from __future__ import annotations
 
@@ -20,15 +18,15 @@ from pagedbatch.errors import PagedBatchError, UsageError
 from pagedbatch.wording import cut
 
 _MAX_CHARACTERS = 400
-#: Errors whose message is a sentence. Others ("'NoneType' object is not iterable") need their type beside it.
-_SPEAKING = (OSError, ValueError, ImportError, RuntimeError, SafetensorError)
-#: What Rust code raises when it gives up; it is no `Exception`.
+#: Errors whose message is a sentence. Others ("'NoneType' object is not iterable") need their type in front.
+_SELF_EXPLANATORY = (OSError, ValueError, ImportError, RuntimeError, SafetensorError)
+#: What Rust code raises when it panics; it is no `Exception`.
 _RUST_PANIC = "PanicException"
 
 
 @contextlib.contextmanager
 def one_line_errors(what: str) -> Iterator[None]:
-    """Turns whatever a library raises inside into one line that begins with `what`. Interrupts pass.
+    """Turns whatever a library raises inside into one line that begins with `what`. Interrupts pass through.
 
     Raises:
         UsageError: something was raised.
@@ -44,20 +42,20 @@ def one_line_errors(what: str) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """What an error says, on one line."""
+    """An error's message on one line."""
     if type(error).__name__.startswith("StrictDataclass") and error.__cause__ is not None:
-        return " ".join(str(error.__cause__).split())  # it names the field; around it stand names of classes
+        return " ".join(str(error.__cause__).split())  # names the field; the outer error names classes
     text = cut(" ".join(str(error).split()), _MAX_CHARACTERS)
     if isinstance(error, MemoryError):
         return "not enough memory"
     if not text:
         return type(error).__name__
-    return text if isinstance(error, _SPEAKING) else f"{type(error).__name__}: {text}"
+    return text if isinstance(error, _SELF_EXPLANATORY) else f"{type(error).__name__}: {text}"
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No loading bars and no notes from libraries: progress is ours to show."""
+    """No progress bars, log lines and warnings of transformers, and nothing on stderr."""
     level = hf_logging.get_verbosity()
     bars = hf_logging.is_progress_bar_enabled()
     hf_logging.set_verbosity(logging.ERROR)
@@ -74,8 +72,10 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_rust_notes() -> Iterator[None]:
-    """Holds back what Rust code writes past Python: notes on stdout, which may be the output, are dropped, and so are
-    the traces of its panics on stderr when an error ends this; else what stands there is written at the end.
+    """Holds back what Rust code writes past Python's streams.
+
+    Notes on stdout, which may be the run's output, are dropped. Lines on stderr are written at the end, unless an error
+    ends this: then they are traces of a panic.
     """
     try:
         stdout, stderr = os.dup(1), os.dup(2)
@@ -96,8 +96,8 @@ def without_rust_notes() -> Iterator[None]:
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module could be imported; it is not."""
+    """Whether a module can be imported; does not import it."""
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package that it would lie in
+    except ModuleNotFoundError:  # its parent package is missing
         return False

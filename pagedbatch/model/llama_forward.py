@@ -1,9 +1,9 @@
-"""A leaner forward than the library's, for decoders built like Llama on a CPU. Knows no sequence and no queue.
+"""A fused forward for decoders built like Llama, on a CPU.
 
-The same arithmetic with less around it: weights laid out once for the products, one product for queries, keys and
-values, gates and residuals taken in by the products themselves, one pass for each norm and rotation, and in the last
-layer only the tokens whose logits are wanted. A family that is not listed, or a model that differs from
-its family in any part, keeps the plain forward.
+The arithmetic of transformers in fewer passes: packed weights, one GEMM for queries, keys and values, SwiGLU and
+residual additions inside the GEMMs, one pass each for RMS norm and for head norm, RoPE and the write of K/V
+(norm_rope.cpp), and in the last layer only the tokens whose logits are needed. A family that is not listed, or a model
+that differs from its family in any part, keeps the forward of transformers.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from transformers.activations import SiLUActivation
 
 from pagedbatch.model.attention import PagedAttention
 from pagedbatch.model.input_batch import InputBatch
-from pagedbatch.model.linear import Linear, Linears, ResidualLinear
 from pagedbatch.model.model_config import sliding_windows
+from pagedbatch.model.packed_linear import Linear, Linears, ResidualLinear
 
 #: Model types whose decoder layer is Llama's, with or without biases, head norms, windows and layers without positions.
-#: `tests/test_lean.py` compares each with the plain forward.
+#: `tests/test_families.py` compares each with Hugging Face's own forward.
 FUSED_MODEL_TYPES = frozenset({"cwm", "llama", "ministral", "mistral", "qwen2", "qwen3", "seed_oss", "smollm3"})
 
 
@@ -73,7 +73,7 @@ class Layer:
             sliding_window=sliding_window,
             output=linears.linear(attention.o_proj, keep=keep),
             mlp_norm=Norm.of(module.post_attention_layernorm),
-            gate_up=linears.gated(mlp.gate_proj, mlp.up_proj, keep=keep),
+            gate_up=linears.swiglu(mlp.gate_proj, mlp.up_proj, keep=keep),
             down=linears.linear(mlp.down_proj, keep=keep),
         )
 
@@ -82,8 +82,8 @@ class FusedForward:
     """Runs the model's layers in place of its own `forward`.
 
     Args:
-        model: one that `can_run_fused`.
-        keep_model: leave it its weights, at the price of a second copy; else it can't be called afterwards.
+        model: one for which `can_run_fused` is true.
+        keep_model: the model keeps its weights, at the price of a second copy; else it can't be called afterwards.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class FusedForward:
             for layer, window in zip(model.model.layers, sliding_windows(model.config), strict=True)
         ]
         self._norm = Norm.of(model.model.norm)
-        is_tied = model.lm_head.weight is model.model.embed_tokens.weight  # whose rows are looked up
+        is_tied = model.lm_head.weight is model.model.embed_tokens.weight  # and the embeddings are looked up
         self._head = linears.linear(model.lm_head, keep=keep_model or is_tied)
         self._vocab_size: int = model.lm_head.out_features
 
@@ -115,7 +115,7 @@ class FusedForward:
 
         number, layer = len(self._layers) - 1, self._layers[-1]
         queries = self._queries(number, layer, hidden, rotation, batch)
-        if len(batch.logits_indices) == 0:  # this step only fills the pool
+        if len(batch.logits_indices) == 0:  # this step only writes K/V
             return hidden.new_empty(0, self._vocab_size)
         if batch.last_attention is None:
             hidden = self._finish(number, layer, hidden, queries, batch.attention)[batch.logits_indices]
@@ -142,7 +142,7 @@ class FusedForward:
         return qkv[:, : self._num_heads]
 
     def _finish(self, number: int, layer: Layer, hidden: Tensor, queries: Tensor, attention: AttentionBatch) -> Tensor:
-        """The layer's output [num_rows, hidden_size] for its input at the rows of `queries`."""
+        """The rest of the layer for the tokens of `queries`; `hidden` and the result are [num_queries, hidden_size]."""
         with self._attention.timed():
             attended = self._attention.backend.paged_attention(
                 queries,
@@ -159,7 +159,7 @@ class FusedForward:
 
 
 def can_run_fused(model: Any) -> bool:
-    """Whether `FusedForward` computes what the model's own forward does."""
+    """Whether `FusedForward` computes the same as the model's own forward."""
     config = model.config
     if config.model_type not in FUSED_MODEL_TYPES:
         return False
@@ -180,7 +180,7 @@ def can_run_fused(model: Any) -> bool:
 
 
 def _is_untouched(module: Any) -> bool:
-    """Whether a module computes what its class says: quantisers put hooks and functions of their own there."""
+    """Whether a module computes what its class says: quantisers add hooks and replace functions."""
     hooks = ("_forward_hooks", "_forward_pre_hooks")
     return (
         "forward" not in vars(module)
@@ -190,7 +190,7 @@ def _is_untouched(module: Any) -> bool:
 
 
 def _holds_weights(module: Any, kind: type[nn.Module], dtype: torch.dtype) -> bool:
-    """Whether it is of just this kind, with nothing but a weight and maybe a bias of `dtype`."""
+    """Whether it is exactly of this class, with no tensor but a weight and maybe a bias of `dtype`."""
     tensors = dict(module.named_parameters(recurse=False)) | dict(module.named_buffers(recurse=False))
     return (
         type(module) is kind

@@ -25,7 +25,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """Weights in memory, ready to be called with a flat batch through our attention."""
+    """A transformers model with its weights, whose attention layers call ours."""
 
     model: Any
     dtype: torch.dtype
@@ -51,16 +51,16 @@ def load_model(
     Args:
         model: a folder, a Hub id or a `.gguf` file.
         dtype: "auto", "float32", "bfloat16" or "float16"; auto is the checkpoint's on a GPU, and on a CPU bfloat16
-            where the CPU multiplies it fast, else float32.
-        device: "auto", "cpu" or "cuda"; auto takes a GPU where there is one.
+            if the CPU multiplies it fast, else float32.
+        device: "auto", "cpu" or "cuda"; auto is a GPU if there is one.
         ignore_adapter: as in `model_defaults`.
-        defaults: what `model_defaults` said, where it was asked already.
+        defaults: the result of `model_defaults`, if it was called already.
 
     Raises:
-        UsageError: no such model or device, no safetensors, or weights that are not the config's.
-        UnsupportedModelError: the model needs what is missing here.
+        UsageError: no such model or device, no safetensors, or weights that don't match the config.
+        UnsupportedModelError: the model needs something that is missing here.
     """
-    # The slowest import of a run. Here, so that mistakes found before the weights are loaded show without it.
+    # The slowest import of a run: mistakes found before the weights are loaded are reported without it.
     from transformers import AutoModelForCausalLM
 
     from pagedbatch.model.attention import ATTENTION_NAME, register_attention
@@ -91,13 +91,13 @@ def load_model(
 
 
 def check_weights(model: str, *, trust_remote_code: bool = False, needed: bool = True) -> None:
-    """Whether the weights can be loaded here and fill the model, as far as that shows without reading them.
+    """Checks, without reading them, that the weights can be loaded here and match the config.
 
     Args:
-        needed: a folder that holds a config and no weights is an error.
+        needed: a folder with a config and no weights is an error.
 
     Raises:
-        UsageError: they can't, or don't.
+        UsageError: they can't be loaded, or don't match.
     """
     source = find_model(model)
     config = whole_config(source, trust_remote_code=trust_remote_code)
@@ -129,7 +129,7 @@ def choose_device(device: str) -> torch.device:
 
 
 def choose_dtype(dtype: str, stored: torch.dtype | None, device: torch.device) -> torch.dtype:
-    """The precision that `dtype` means on `device`, for a checkpoint whose config says `stored`."""
+    """The dtype that `dtype` means on `device`; `stored` is the checkpoint's."""
     if dtype in _DTYPES:
         return _DTYPES[dtype]
     if device.type == "cpu":

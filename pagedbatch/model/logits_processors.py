@@ -1,11 +1,12 @@
-"""Controls that change the scores of a row before it is ranked or drawn from, in Hugging Face's order.
+"""Logits processors: penalties, bans and biases, in Hugging Face's order.
 
-Each works in place on one row of scores [vocab_size], float32: logits when sampling, log-probabilities in beam search,
-as `generate` does.
+Each changes the float32 scores [vocab_size] of one position in place: logits when sampling, log-probabilities in beam
+search, as in `generate`.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import torch
@@ -15,11 +16,9 @@ from pagedbatch.model.transfer import to_device
 from pagedbatch.params import GenerationParams
 from pagedbatch.step import History
 
-NEVER = float("-inf")
-
 
 def needs_logits_processors(params: GenerationParams, position: int) -> bool:
-    """Whether any control of this request has work to do at this position."""
+    """Whether any processor of this request changes scores at this position."""
     return (
         params.reads_history
         or position < params.min_tokens
@@ -30,39 +29,43 @@ def needs_logits_processors(params: GenerationParams, position: int) -> bool:
 def apply_logits_processors(
     scores: Tensor, params: GenerationParams, position: int, history: History | None, eos_token_ids: frozenset[int]
 ) -> None:
-    """Applies every control that the request uses.
+    """Applies every processor that the request uses.
 
     Repetition penalty, n-gram blocking and bad words look at prompt and output, as in Hugging Face; presence and
-    frequency penalties at the output only, as in OpenAI's API. What is left after a ban is not scaled up: a beam's
+    frequency penalties at the output only, as in OpenAI's API. What is left after a ban is not renormalised: a beam's
     score sums the model's own logprobs.
+
+    Args:
+        position: number of tokens of the output so far.
+        history: prompt and output so far; may be None if the request doesn't read it.
     """
     if params.logit_bias:
-        token_ids, biases = zip(*params.logit_bias, strict=True)
-        scores[to_device(token_ids, torch.int64, scores.device)] += to_device(biases, torch.float32, scores.device)
-    everything: list[int] = []
+        biased, biases = zip(*params.logit_bias, strict=True)
+        scores[to_device(biased, torch.int64, scores.device)] += to_device(biases, torch.float32, scores.device)
+    token_ids: list[int] = []
     if history is not None:
-        everything = history.prompt_token_ids + history.output_token_ids
+        token_ids = history.prompt_token_ids + history.output_token_ids
         if params.repetition_penalty != 1.0:
-            apply_repetition_penalty(scores, everything, params.repetition_penalty)
+            apply_repetition_penalty(scores, token_ids, params.repetition_penalty)
         if params.presence_penalty or params.frequency_penalty:
             apply_output_penalties(scores, history.output_token_ids, params.presence_penalty, params.frequency_penalty)
         if params.no_repeat_ngram_size > 0:
-            _forbid(scores, repeated_ngram_ends(everything, params.no_repeat_ngram_size))
+            _forbid(scores, repeated_ngram_ends(token_ids, params.no_repeat_ngram_size))
     if params.bad_words:
-        _forbid(scores, bad_word_ends(everything, params.bad_words_ids, eos_token_ids))
+        _forbid(scores, bad_word_ends(token_ids, params.bad_words_ids, eos_token_ids))
     if position < params.min_tokens:
         # Some models name end tokens past their vocabulary.
         _forbid(scores, [i for i in (*eos_token_ids, *params.stop_token_ids) if i < len(scores)])
     if params.allowed_token_ids:
         allowed = to_device(params.allowed_token_ids, torch.int64, scores.device)
         kept = scores[allowed]
-        scores.fill_(NEVER)
+        scores.fill_(-math.inf)
         scores[allowed] = kept
 
 
 def _forbid(scores: Tensor, token_ids: list[int]) -> None:
     if token_ids:
-        scores.index_fill_(0, to_device(token_ids, torch.int64, scores.device), NEVER)
+        scores.index_fill_(0, to_device(token_ids, torch.int64, scores.device), -math.inf)
 
 
 def apply_repetition_penalty(scores: Tensor, token_ids: list[int], penalty: float) -> None:
@@ -73,7 +76,7 @@ def apply_repetition_penalty(scores: Tensor, token_ids: list[int], penalty: floa
 
 
 def apply_output_penalties(scores: Tensor, token_ids: list[int], presence: float, frequency: float) -> None:
-    """Lowers the score of each generated token once, and by how often it came."""
+    """Lowers the score of each generated token, once and by its number of occurrences (OpenAI's API)."""
     if token_ids:
         counts = Counter(token_ids)
         seen = to_device(list(counts), torch.int64, scores.device)
@@ -89,7 +92,7 @@ def repeated_ngram_ends(token_ids: list[int], size: int) -> list[int]:
 
 
 def bad_word_ends(token_ids: list[int], bad_words: list[tuple[int, ...]], eos_token_ids: frozenset[int]) -> list[int]:
-    """Tokens that would complete one of `bad_words`, which a lone end token never is."""
+    """Tokens that would complete one of `bad_words`. A word of only an end token is ignored, as in Hugging Face."""
     return [
         word[-1]
         for word in bad_words

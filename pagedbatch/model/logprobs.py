@@ -1,4 +1,4 @@
-"""What logits say before anything is chosen: the most likely tokens, and that they are no numbers."""
+"""Top logprobs, and what is done to logits before any choice: a dtype that kernels read, and no padding ids."""
 
 from __future__ import annotations
 
@@ -17,43 +17,46 @@ NOT_NUMBERS = "the model's logits are not finite numbers (NaN or infinity) at th
 
 
 def to_supported_dtype(logits: Tensor, ops: SamplingOps) -> Tensor:
-    """`logits` in a dtype that `ops` reads: as they are, or in float32."""
+    """`logits` as they are, or in float32 if `ops` does not support their dtype."""
     return logits if logits.dtype in ops.dtypes else logits.float()
 
 
-def mask_padding_(scores: Tensor, num_token_ids: int | None) -> None:
-    """Sets to minus infinity, in place, what stands behind the tokenizer's last token: it is never chosen or listed.
+def mask_padding_(logits: Tensor, num_token_ids: int | None) -> None:
+    """Sets the logits of ids past the tokenizer's last token to -infinity, in place: models pad their vocabulary.
 
-    Models round their vocabulary up. Normalisers that were taken before stay the model's own.
+    A logsumexp that was taken before remains the model's own.
     """
-    if num_token_ids is not None and num_token_ids < scores.shape[1]:
-        scores[:, num_token_ids:] = -math.inf
+    if num_token_ids is not None and num_token_ids < logits.shape[1]:
+        logits[:, num_token_ids:] = -math.inf
 
 
-def top_logprobs(wanted: list[int | None], scores: Tensor, normalisers: Tensor, ops: SamplingOps) -> list[Tensor]:
-    """The most likely tokens of each row that asked for them: token ids and logprobs, or nothing where nobody asked.
+def top_logprobs(counts: list[int | None], logits: Tensor, logsumexp: Tensor, ops: SamplingOps) -> list[Tensor]:
+    """The most likely tokens of each position that asks for them: token ids and logprobs; nothing if none does.
 
     Args:
-        wanted: how many, for each row; None: not asked.
-        scores: [num_rows, vocab_size], of a dtype that `ops` reads.
-        normalisers: float32 [num_rows]; a logprob is a score less this.
+        counts: number of tokens for each position; None: not asked for.
+        logits: [batch_size, vocab_size], of a dtype that `ops` supports.
+        logsumexp: float32 [batch_size].
+
+    Returns:
+        int64 and float32 [num_asked, max(counts)], or an empty list.
     """
-    asked = [i for i, count in enumerate(wanted) if count is not None]
+    asked = [i for i, count in enumerate(counts) if count is not None]
     if not asked:
         return []
-    most = min(max(wanted[i] or 0 for i in asked), scores.shape[1])
-    if len(asked) < len(wanted):
-        index = to_device(asked, torch.int64, scores.device)
-        scores, normalisers = scores[index], normalisers[index]
-    logprobs, token_ids = ops.joint_topk(scores, normalisers, torch.zeros_like(normalisers), 1, most)
+    k = min(max(counts[i] or 0 for i in asked), logits.shape[1])
+    if len(asked) < len(counts):
+        index = to_device(asked, torch.int64, logits.device)
+        logits, logsumexp = logits[index], logsumexp[index]
+    logprobs, token_ids = ops.joint_topk(logits, logsumexp, torch.zeros_like(logsumexp), 1, k)
     return [token_ids, logprobs]
 
 
-def list_top_logprobs(wanted: list[int | None], tops: list[Any]) -> list[TopLogprobs | None]:
-    """What `top_logprobs` found, brought home, row by row; what can't come at all is left out."""
+def list_top_logprobs(counts: list[int | None], tops: list[Any]) -> list[TopLogprobs | None]:
+    """The result of `top_logprobs` on the host, for each position; impossible tokens are left out."""
     found = zip(*tops, strict=True)
     listed: list[TopLogprobs | None] = []
-    for count in wanted:
+    for count in counts:
         if count is None:
             listed.append(None)
         else:

@@ -1,7 +1,7 @@
-"""Weights that lie in a mapped checkpoint, let go of one by one. Knows no layer and no format.
+"""Gives weights that are views of a mapped checkpoint a mapping each, so that they can be released one by one.
 
-The library maps a safetensors file whole, and every weight is a view of that one mapping: what has been read of it
-stays resident until the last weight is gone. With a mapping of its own, a weight takes its pages along when it goes.
+transformers maps a safetensors file as a whole, and every weight is a view of that mapping: pages that were read stay
+resident until the last weight is released. The pages of a weight's own mapping go with that weight.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class MappedFile:
-    """Addresses [start, stop) of this process, which show a file from the byte `offset` on."""
+    """Addresses [start, stop) of this process, at which a file is mapped from the byte `offset` on."""
 
     start: int
     stop: int
@@ -30,7 +30,7 @@ class MappedFile:
         return self.start <= tensor.data_ptr() and tensor.data_ptr() + tensor.nbytes <= self.stop
 
     def mapped_separately(self, tensor: Tensor) -> Tensor | None:
-        """The tensor, read from the same bytes of the file by a mapping of its own; None if the file was replaced."""
+        """The same tensor in a mapping of its own; None if the file was replaced."""
         begin = self.offset + tensor.data_ptr() - self.start
         aligned = begin - begin % mmap.ALLOCATIONGRANULARITY
         try:
@@ -41,7 +41,7 @@ class MappedFile:
             if os.fstat(file).st_ino != self.inode:
                 return None
             length = begin - aligned + tensor.nbytes
-            # Written to, it would change in memory and not in the file: that is what torch asks a buffer for.
+            # torch wants a writable buffer; what is written to a private mapping does not reach the file.
             pages = mmap.mmap(file, length, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE, offset=aligned)
         finally:
             os.close(file)
@@ -50,8 +50,8 @@ class MappedFile:
 
 
 def map_separately(parameters: Iterable[nn.Parameter]) -> None:
-    """Gives each parameter that lies in a mapped file a mapping of its own. The others stay as they are, as do all
-    where the system doesn't tell what is mapped (Linux does)."""
+    """Gives each parameter that lies in a mapped file a mapping of its own. Others stay as they are, as do all on
+    systems without /proc/self/maps."""
     files = _mapped_files()
     for parameter in parameters:
         weight = parameter.data
@@ -63,7 +63,7 @@ def map_separately(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def _mapped_files() -> list[MappedFile]:
-    """The files mapped into this process (proc(5)), the largest first: that is where weights lie."""
+    """The files mapped into this process (proc(5)), the largest first, as those are likely to hold weights."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:

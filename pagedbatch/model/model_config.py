@@ -128,8 +128,18 @@ def unsupported_reason(config: Any) -> str | None:
 
 def num_parameters(config: Any) -> int:
     """Number of weights of a model of this config, tied ones counted once. None of them is allocated."""
+    model = meta_model(config, "no model can be built from its config")
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def meta_model(config: Any, error: str) -> Any:
+    """The model of a config without values in its weights.
+
+    Raises:
+        UsageError: no model can be built; begins with `error`.
+    """
     from transformers import AutoModelForCausalLM
 
-    with one_line_errors("no model can be built from its config"), quiet(), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")  # whatever the config asks for
-    return sum(weight.numel() for weight in model.parameters())
+    # The attention that the config asks for may not be installed, and is not used here.
+    with one_line_errors(error), quiet(), torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, attn_implementation="eager")

@@ -1,7 +1,4 @@
-"""Where a model's files lie, and their JSON, read with one line for each way in which it can be broken.
-
-Knows no key of any file.
-"""
+"""Finds a model's files, and reads their JSON with one clear line for each way in which it can be broken."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _GGUF_MAGIC = b"GGUF"
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model as it was named: a folder, one GGUF file, or a repository on the Hub, where both are None."""
+    """A model by its name: a folder, one GGUF file, or a repository on the Hub (both are None)."""
 
     name: str
     folder: Path | None = None
@@ -29,23 +26,23 @@ class ModelSource:
 
     @property
     def arguments(self) -> dict[str, str]:
-        """Those of `from_pretrained` that name the model."""
+        """Arguments of `from_pretrained` that name the model."""
         if self.gguf is not None:
             return {"pretrained_model_name_or_path": str(self.gguf.parent), "gguf_file": self.gguf.name}
         return {"pretrained_model_name_or_path": self.name if self.folder is None else str(self.folder)}
 
     @property
     def config_place(self) -> str:
-        """What to call the file that holds the config, in a message."""
+        """The file that holds the config, for messages."""
         if self.gguf is not None:
             return str(self.gguf)
         return f"{self.name}/{CONFIG}" if self.folder is None else str(self.folder / CONFIG)
 
     def file(self, name: str) -> Path | None:
-        """One of the model's files, fetched from the Hub if need be; None where there is none.
+        """The path of one of the model's files, downloaded from the Hub if necessary; None if there is none.
 
         Raises:
-            UsageError: there is no such repository, or no way to it.
+            UsageError: there is no such repository, or it can't be reached.
         """
         if self.gguf is not None:
             return None
@@ -65,7 +62,7 @@ class ModelSource:
         return None if found is None else Path(found)
 
     def json_object(self, name: str) -> dict[str, Any] | None:
-        """What one of the model's JSON files holds; None where there is none.
+        """The object in one of the model's JSON files; None if there is no such file.
 
         Raises:
             UsageError: it can't be read.
@@ -75,10 +72,10 @@ class ModelSource:
 
 
 def find_model(model: str) -> ModelSource:
-    """The model that a name means.
+    """Resolves a model's name.
 
     Raises:
-        UsageError: it looks like a path, and nothing that could be a model lies there.
+        UsageError: it looks like a path, and there is no model at it.
     """
     path = Path(model).expanduser()
     if path.suffix.lower() == ".gguf":
@@ -108,7 +105,7 @@ def broken(path: Path, why: str) -> UsageError:
 
 
 def first_bytes(path: Path) -> bytes:
-    """The beginning of a file.
+    """The first bytes of a file.
 
     Raises:
         UsageError: it can't be read.
@@ -122,21 +119,21 @@ def first_bytes(path: Path) -> bytes:
 
 
 def _refuse_pipe(path: Path) -> None:
-    if path.is_fifo():  # to open it would wait for a writer
+    if path.is_fifo():  # opening it would wait for a writer
         raise broken(path, "it is a named pipe, not a file: download it again")
 
 
 def refuse_pointer(path: Path, beginning: bytes) -> None:
     """
     Raises:
-        UsageError: the file that begins so is what Git LFS leaves in place of a file that it did not fetch.
+        UsageError: the file is a pointer that Git LFS left in place of the file.
     """
     if beginning.startswith(_LFS_POINTER):
         raise broken(path, "it is a pointer of Git LFS, not the file itself: run `git lfs pull` in its folder")
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object that a JSON file holds.
+    """The object in a JSON file.
 
     Raises:
         UsageError: it can't be read, is no JSON, or holds something else.
@@ -165,13 +162,13 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def kind_of(value: Any) -> str:
-    """What JSON calls a value's type, with an article."""
+    """JSON's name of a value's type, with an article."""
     kinds = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
     return kinds.get(type(value), "a number")
 
 
 def shown(value: Any) -> str:
-    """A value as it stands in a JSON file, cut when it is long."""
+    """A value as in a JSON file, shortened if it is long."""
     try:
         text = json.dumps(value)
     except (TypeError, ValueError, RecursionError):

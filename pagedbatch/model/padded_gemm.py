@@ -1,8 +1,8 @@
-"""Matrix products of 16-bit numbers on a CPU, with rows padded to whole tiles. Knows no model's layers.
+"""GEMMs of 16-bit numbers on a CPU, with the inner dimension padded to whole tiles.
 
-oneDNN multiplies rows of bfloat16 and float16 by tiles of 32 elements where the CPU has a matrix unit (AMX). Of a row
-whose size is no multiple of 32 it reads the last tile past the end, into the next token's row. What it finds there is
-multiplied by zero, which is harmless until it is NaN or infinite: one token's then spreads to the others.
+Where the CPU has a matrix unit (AMX), oneDNN multiplies bfloat16 and float16 in tiles of 32 elements. If a vector's
+size is no multiple of 32, it reads its last tile past the end, into the next token's vector. What it reads there is
+multiplied by zero, which is harmless unless it is NaN or infinite: then that token's NaN spreads to the others.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch.overrides import TorchFunctionMode
 _TILE = 32
 _HALVES = (torch.bfloat16, torch.float16)
 
-#: Functions of two factors -> the place of the first among their arguments. The dimension that is summed over is the
-#: last of the first factor and the last but one of the second, or that of a vector.
-_PRODUCTS: dict[Any, int] = {
+#: Functions of two factors -> the index of the first factor among their arguments. The inner dimension is the last of
+#: the first factor, and the last but one of the second or the only one of a vector.
+_GEMMS: dict[Any, int] = {
     **dict.fromkeys((torch.matmul, torch.mm, torch.bmm, torch.mv, torch._grouped_mm), 0),
     **dict.fromkeys((Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm, Tensor.mv), 0),
     **dict.fromkeys((torch.addmm, torch.baddbmm, torch.addmv, Tensor.addmm, Tensor.baddbmm, Tensor.addmv), 1),
@@ -35,11 +35,11 @@ def pad_to_tiles(values: Tensor, dim: int = -1) -> Tensor:
 
 
 class PaddedGemm(TorchFunctionMode):
-    """While it is on, both factors of each product of 16-bit numbers on a CPU are padded: results are the same.
+    """Inside it, both factors of every GEMM of 16-bit numbers on a CPU are padded with zeros: results are the same.
 
-    It works on torch's functions, so that it reaches linear layers, experts whose weights are one tensor, adapters and
-    products that a model writes out; `torch.einsum` is not covered. Weights are padded anew each time, which costs a
-    copy: a model whose layers fit the tiles, as all but the smallest do, runs without it, see `needs_padding`.
+    It intercepts torch's functions, so that it covers linear layers, experts whose weights are one tensor, adapters and
+    GEMMs in a model's own code; `torch.einsum` is not covered. Weights are padded anew each time, which costs a copy:
+    a model whose layers fit the tiles, as all but the smallest do, runs without it (`needs_padding`).
     """
 
     def __torch_function__(
@@ -52,11 +52,11 @@ class PaddedGemm(TorchFunctionMode):
         kwargs = kwargs or {}
         if function is functional.linear:
             return self._linear(*args, **kwargs)
-        place = _PRODUCTS.get(function)
-        if place is not None and len(args) >= place + 2 and _is_cut(args[place]):
-            first, second = args[place : place + 2]
+        first_index = _GEMMS.get(function)
+        if first_index is not None and len(args) >= first_index + 2 and _is_cut(args[first_index]):
+            first, second = args[first_index : first_index + 2]
             padded = pad_to_tiles(first), pad_to_tiles(second, -1 if second.dim() == 1 else -2)
-            args = (*args[:place], *padded, *args[place + 2 :])
+            args = (*args[:first_index], *padded, *args[first_index + 2 :])
         return function(*args, **kwargs)
 
     @staticmethod
@@ -66,14 +66,14 @@ class PaddedGemm(TorchFunctionMode):
         return functional.linear(input, weight, bias)
 
 
-def _is_cut(rows: Tensor) -> bool:
-    return rows.dtype in _HALVES and rows.device.type == "cpu" and bool(rows.shape[-1] % _TILE)
+def _is_cut(values: Tensor) -> bool:
+    return values.dtype in _HALVES and values.device.type == "cpu" and bool(values.shape[-1] % _TILE)
 
 
 def needs_padding(model: nn.Module) -> bool:
-    """Whether any product with the model's weights may take rows that are no whole tiles.
+    """Whether the inner dimension of any GEMM with the model's weights may be no multiple of the tile size.
 
-    Linear layers say which dimension they sum over; of other weights it is either of the last two.
+    It is known for linear layers; for other weights it is either of the last two dimensions.
     """
     for module in model.modules():
         is_known = isinstance(module, nn.Linear | nn.Embedding)

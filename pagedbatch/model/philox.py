@@ -41,7 +41,7 @@ def philox4x32(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 
 def uniforms(keys: np.ndarray, sample_indices: np.ndarray, positions: np.ndarray) -> NDArray[np.float64]:
-    """One number in [0, 1) for each (row key, sample index, position), with 53 random bits.
+    """One number in [0, 1) for each (key, sample index, position), with 53 random bits.
 
     Args:
         keys: uint64 [num_draws], made from the seed and the row's id.
@@ -51,6 +51,6 @@ def uniforms(keys: np.ndarray, sample_indices: np.ndarray, positions: np.ndarray
         float64 [num_draws].
     """
     counter = np.stack([positions & _LOW, sample_indices & _LOW, positions >> _HALF, sample_indices >> _HALF], axis=1)
-    words = philox4x32(counter, np.stack([keys & _LOW, keys >> _HALF], axis=1))
-    mantissa: np.ndarray = ((words[:, 0] << _HALF) | words[:, 1]) >> np.uint64(11)
+    bits = philox4x32(counter, np.stack([keys & _LOW, keys >> _HALF], axis=1))
+    mantissa: np.ndarray = ((bits[:, 0] << _HALF) | bits[:, 1]) >> np.uint64(11)
     return mantissa.astype(np.float64) * np.float64(2.0**-53)

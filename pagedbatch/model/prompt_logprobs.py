@@ -1,4 +1,4 @@
-"""How likely the model found the tokens of prompts. Knows no sequence, no queue and no control: logprobs are raw."""
+"""Logprobs of the tokens of prompts: raw, before any logits processor."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 from pagedbatch.model.logprobs import NOT_NUMBERS, list_top_logprobs, mask_padding_, to_supported_dtype, top_logprobs
 from pagedbatch.step import PromptScores, PromptTask
 
-#: Logits worked on at once: what float32 copies of them take stays small whatever the prompt.
-_LOGITS_AT_ONCE = 2**22
+#: Bounds the memory of float32 copies, whatever the prompt's length.
+_MAX_LOGITS = 2**22
 
 
 def score_prompts(
@@ -19,30 +19,28 @@ def score_prompts(
     """
     Args:
         logits: [num_targets, vocab_size], those of one task after the other.
-        tasks: what to score.
-        ops: does the work on rows.
         num_token_ids: ids from here on are no tokens, and not listed.
     """
-    results, row = [], 0
+    results, first = [], 0
     for task in tasks:
-        results.append(_score(task, logits[row : row + len(task.targets)], ops, num_token_ids))
-        row += len(task.targets)
+        results.append(_score(task, logits[first : first + len(task.targets)], ops, num_token_ids))
+        first += len(task.targets)
     return results
 
 
 def _score(task: PromptTask, logits: Tensor, ops: SamplingOps, num_token_ids: int | None) -> PromptScores:
     scores = PromptScores()
-    rows_at_once = max(1, _LOGITS_AT_ONCE // logits.shape[1])
-    for start in range(0, len(task.targets), rows_at_once):
-        raw = to_supported_dtype(logits[start : start + rows_at_once], ops)
-        targets = torch.tensor(task.targets[start : start + rows_at_once], device=raw.device)
-        normalisers = ops.logsumexp(raw)
-        if not bool(torch.isfinite(normalisers).all()):
+    max_batch_size = max(1, _MAX_LOGITS // logits.shape[1])
+    for start in range(0, len(task.targets), max_batch_size):
+        raw = to_supported_dtype(logits[start : start + max_batch_size], ops)
+        targets = torch.tensor(task.targets[start : start + max_batch_size], device=raw.device)
+        logsumexp = ops.logsumexp(raw)
+        if not bool(torch.isfinite(logsumexp).all()):
             return PromptScores(error=NOT_NUMBERS)
-        chosen = raw.gather(1, targets.unsqueeze(1)).squeeze(1).float()
+        target_logits = raw.gather(1, targets.unsqueeze(1)).squeeze(1).float()
         mask_padding_(raw, num_token_ids)
-        wanted: list[int | None] = [task.num_top] * len(raw)
-        tops = [part.tolist() for part in top_logprobs(wanted, raw, normalisers, ops)]
-        scores.logprobs.extend((chosen - normalisers).tolist())
-        scores.top_logprobs.extend(top or [] for top in list_top_logprobs(wanted, tops))
+        counts: list[int | None] = [task.num_top] * len(raw)
+        tops = [part.tolist() for part in top_logprobs(counts, raw, logsumexp, ops)]
+        scores.logprobs.extend((target_logits - logsumexp).tolist())
+        scores.top_logprobs.extend(top or [] for top in list_top_logprobs(counts, tops))
     return scores

@@ -1,4 +1,4 @@
-"""Whether a checkpoint's quantisation can be loaded here: the method, the package that it takes, the device."""
+"""Checks whether a checkpoint's quantisation can be loaded here: the method, its package, the device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from pagedbatch.model.library_errors import is_installed, quiet, reason
 from pagedbatch.model.model_files import shown
 
-#: quant_method -> module, and what to install for it.
+#: quant_method -> module, and the pip packages that provide it.
 _PACKAGES = {
     "compressed-tensors": ("compressed_tensors", "compressed-tensors"),
     "bitsandbytes": ("bitsandbytes", "bitsandbytes"),
@@ -27,7 +27,7 @@ _PACKAGES = {
 
 
 def quantization_of(config: Any) -> dict[str, Any] | None:
-    """The quantisation that a config (whole, or its text part) tells of, as its file has it."""
+    """The quantization_config of a config (whole, or its text part) as in its file; None if it has none."""
     found = getattr(config, "quantization_config", None)
     if found is None:
         found = getattr(config.get_text_config(decoder=True), "quantization_config", None)
@@ -38,14 +38,14 @@ def quantization_of(config: Any) -> dict[str, Any] | None:
 
 
 def quantization_method(settings: Mapping[str, Any]) -> Any:
-    """Its name; None where the settings have none."""
+    """The method's name; None if the settings have none."""
     if settings.get("load_in_4bit") or settings.get("load_in_8bit"):
         return "bitsandbytes"
     return settings.get("quant_method")
 
 
 def quantization_problem(config: Any) -> str | None:
-    """Why the checkpoint can't be loaded here, None where it is not quantised or nothing is in the way."""
+    """Why the checkpoint's quantisation can't be loaded here; None if it can, or there is none."""
     settings = quantization_of(config)
     if settings is None:
         return None

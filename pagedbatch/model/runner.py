@@ -1,4 +1,4 @@
-"""Executes a scheduled step on the device: moves blocks, one forward, sampling. Knows no queue and no row.
+"""Executes a scheduled step on the device: moves blocks, runs one forward, samples.
 
 Everything that touches the device happens here or below; ids and small lists go in and come out.
 """
@@ -23,7 +23,7 @@ from pagedbatch.step import ModelRunnerOutput, SchedulerOutput, StepSeconds
 
 
 class ModelRunner:
-    """A loaded model, its cache, a kernel backend and what works on rows of logits."""
+    """A loaded model, its KV cache, an attention backend and sampling ops."""
 
     def __init__(
         self,
@@ -79,12 +79,12 @@ class ModelRunner:
 
         Args:
             attention: the backend's name, or "auto".
-            forward: "hf" for the library's own; "auto" takes the lean one where there is one.
+            forward: "hf" (formerly "plain") for that of transformers; "auto" takes the fused one if there is one.
             keep_model: False lets the runner take the weights out of `loaded.model`, which can't be called afterwards.
             num_blocks, kv_memory: the size of the pool in blocks or in bytes; neither: a share of the free memory.
             swap_space: bytes of host memory for preempted groups.
-            max_num_seqs: no unasked pool is larger than this many sequences of the model's full length.
-            memory_share: how much of a CPU's free memory this runner may count on; others take the rest.
+            max_num_seqs: limits a pool whose size is not given to this many sequences of the maximum length.
+            memory_share: share of a CPU's free memory that this runner may use; other processes take the rest.
 
         Raises:
             UsageError: no such backend, or no memory for the pools.
@@ -121,7 +121,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        """Runs one step: swaps and copies, then one forward of the flat batch, then the draws."""
+        """Runs one step: swaps and copies blocks, runs one forward of the flat batch, then samples."""
         began = time.perf_counter()
         self._cache.apply(step.swap_out, step.swap_in, step.copies)
         swap_seconds = time.perf_counter() - began if step.swap_out or step.swap_in else 0.0

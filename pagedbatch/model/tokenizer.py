@@ -1,7 +1,4 @@
-"""A model's tokenizer: its files checked before the library reads them, and one line for whatever it fails on.
-
-Knows no prompt and no row.
-"""
+"""Loads a model's tokenizer: checks its files first, and turns whatever transformers fails on into one line."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ _TEXTS = ("chat_template.jinja",)
 
 
 def load_tokenizer(model: str, *, trust_remote_code: bool = False) -> Any:
-    """The model's tokenizer, which was seen to encode and decode.
+    """The model's tokenizer, after a test that it encodes and decodes.
 
     Raises:
         UsageError: there is no such model, it has no tokenizer, or a broken one.
@@ -53,7 +50,7 @@ def _checked_tokenizer(source: ModelSource, *, trust_remote_code: bool) -> Any:
     file = source.file("tokenizer.json")
     which = "" if file is None else f", {file},"
     with one_line_errors(f"model {source.name!r}: its tokenizer{which} is broken"), quiet(), without_rust_notes():
-        # Some mistakes in its files show when it is used, and every row would meet them.
+        # Some mistakes in its files only show when it is used, and would fail every row.
         tokenizer.decode(tokenizer("a b")["input_ids"][:1], skip_special_tokens=True)
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             token_id = getattr(tokenizer, name)
@@ -95,7 +92,7 @@ def _check_text(path: Path) -> None:
 
 
 def _check_settings(source: ModelSource) -> None:
-    """The keys of tokenizer_config.json that are used here."""
+    """Checks the keys of tokenizer_config.json that are used here."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         settings = source.json_object(name) or {}
         for key in ("bos_token", "eos_token", "pad_token", "unk_token"):
@@ -112,11 +109,11 @@ def _from_library(source: ModelSource, *, trust_remote_code: bool) -> Any:
         with one_line_errors("the library says"), quiet(), without_rust_notes():
             return AutoTokenizer.from_pretrained(**source.arguments, trust_remote_code=trust_remote_code)
     except UsageError as error:
-        raise UsageError(_why(source, error)) from error
+        raise UsageError(_reason(source, error)) from error
 
 
-def _why(source: ModelSource, error: UsageError) -> str:
-    """A line for a tokenizer that can't be loaded, with the file that is to blame, as far as it can be told."""
+def _reason(source: ModelSource, error: UsageError) -> str:
+    """One line for a tokenizer that can't be loaded, naming the file at fault as far as that is known."""
     beginning = f"model {source.name!r}: its tokenizer can't be loaded"
     folder = source.folder
     if folder is None:
@@ -136,7 +133,7 @@ def _why(source: ModelSource, error: UsageError) -> str:
 
 
 def _blame(fast: Path) -> Path | str:
-    """tokenizer.json where it is broken by itself, else what stands beside it."""
+    """tokenizer.json if it is broken by itself, else the files beside it."""
     from tokenizers import Tokenizer
 
     try:

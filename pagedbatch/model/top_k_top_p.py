@@ -1,6 +1,8 @@
-"""Top-k, top-p and min-p in torch, by one sort of the vocabulary. On a CPU, token_probs.h does this for most runs."""
+"""Top-k, top-p and min-p in torch, by one sort of the vocabulary. On a CPU, token_probs.h does this."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -8,7 +10,7 @@ from torch import Tensor
 from pagedbatch.model.transfer import to_device
 
 
-def apply_top_k_top_p_(probs: Tensor, top_k: list[int], top_p: list[float], min_p: list[float]) -> Tensor:
+def apply_top_k_top_p_(probs: Tensor, top_k: Sequence[int], top_p: Sequence[float], min_p: Sequence[float]) -> Tensor:
     """Sets to zero, in place, what top-k, then top-p, then min-p leave out; exact, and as defined in `Draws`.
 
     Args:

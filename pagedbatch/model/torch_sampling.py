@@ -33,16 +33,22 @@ class TorchSamplingOps:
     def draw(self, logits: Tensor, draws: Draws) -> Tensor:
         device = logits.device
         token_ids = logits.argmax(dim=-1)[to_device(draws.batch_indices, torch.int64, device)]  # the first among ties
-        random = np.flatnonzero(np.array(draws.temperatures) > 0)
-        if len(random):
-            own = logits if len(random) == len(logits) else logits[to_device(random, torch.int64, device)]
-            own_draws, batch_indices = draws_at(draws, random)
-            token_ids[to_device(own_draws, torch.int64, device)] = invert_cdf(
-                truncated_probs(own, draws, random),
-                to_device(batch_indices, torch.int64, device),
-                to_device(draws.uniforms[own_draws], torch.float64, device),
+        positions = np.flatnonzero(np.array(draws.temperatures) > 0)
+        if len(positions):
+            own = logits if len(positions) == len(logits) else logits[to_device(positions, torch.int64, device)]
+            random = draws.at(positions)
+            indices = np.flatnonzero(np.isin(draws.batch_indices, positions))
+            token_ids[to_device(indices, torch.int64, device)] = invert_cdf(
+                self.truncated_probs(own, random),
+                to_device(random.batch_indices, torch.int64, device),
+                to_device(random.uniforms, torch.float64, device),
             )
         return token_ids
+
+    def truncated_probs(self, logits: Tensor, draws: Draws) -> Tensor:
+        temperatures = [max(temperature, _MIN_TEMPERATURE) for temperature in draws.temperatures]
+        probs = (logits / to_device(temperatures, torch.float32, logits.device).unsqueeze(1)).softmax(dim=-1)
+        return apply_top_k_top_p_(probs, draws.top_k, draws.top_p, draws.min_p)
 
     def joint_topk(
         self, logits: Tensor, logsumexp: Tensor, cum_logprobs: Tensor, group_size: int, k: int
@@ -53,40 +59,6 @@ class TorchSamplingOps:
         scores = logits - logsumexp.unsqueeze(1) + cum_logprobs.unsqueeze(1)
         top = scores.view(-1, group_size * logits.shape[1]).topk(k)
         return top.values, top.indices
-
-
-def draws_at(draws: Draws, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The draws at some positions of a batch: their indices, and the index into `positions` of each; int64 [num_draws].
-
-    Args:
-        positions: int64, ascending.
-    """
-    own = np.flatnonzero(np.isin(draws.batch_indices, positions))
-    return own, np.searchsorted(positions, draws.batch_indices[own])
-
-
-def truncated_probs(
-    logits: Tensor, draws: Draws, positions: np.ndarray, drawn: tuple[Tensor, Tensor] | None = None
-) -> Tensor:
-    """The probabilities at the temperature, with 0 for what top-k, top-p and min-p leave out.
-
-    Args:
-        logits: float32 [batch_size, vocab_size], those of `positions`.
-        draws: the draws of a larger batch.
-        positions: int64 [batch_size], positions in that batch; their temperatures are above 0.
-        drawn: indices into `logits` and token ids, int64 [num_draws] each, that keep their probability whatever is left
-            out: the `SamplingOps` that drew them may round differently, and keep what is just left out here.
-
-    Returns:
-        float32 [batch_size, vocab_size], not normalised.
-    """
-    temperatures = [max(draws.temperatures[i], _MIN_TEMPERATURE) for i in positions]
-    probs = (logits / to_device(temperatures, torch.float32, logits.device).unsqueeze(1)).softmax(dim=-1)
-    drawn_probs = probs[:0] if drawn is None else probs[drawn]
-    apply_top_k_top_p_(probs, *([each[i] for i in positions] for each in (draws.top_k, draws.top_p, draws.min_p)))
-    if drawn is not None:
-        probs[drawn] = drawn_probs
-    return probs
 
 
 def invert_cdf(probs: Tensor, batch_indices: Tensor, uniforms: Tensor) -> Tensor:

@@ -20,11 +20,11 @@ DeviceTask: TypeAlias = Generator[list[Tensor], list[Any], T]
 
 
 def to_device(values: Sequence[Any] | np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`values` as a tensor on `device`. A GPU fetches them when it gets there; the host goes on at once.
+    """`values` as a tensor on `device`. The host does not wait until a GPU has copied them.
 
-    The GPU gets there late, after the forwards that were launched before: steps that only prefill never make the host
-    wait. So what it reads is pinned memory that belongs to this copy alone: torch records an event with the copy, and
-    gives that memory out again only after it. A buffer of our own, written anew each step, would need such events too.
+    The GPU may copy them much later, after the forwards launched before: steps that only prefill never make the host
+    wait. So it reads from pinned memory that belongs to this copy alone. torch records an event with the copy, and
+    reuses the memory only after it; a buffer of our own that every step overwrites would need such events too.
     """
     tensor = torch.as_tensor(values, dtype=dtype)
     if device.type == "cpu":
@@ -33,7 +33,7 @@ def to_device(values: Sequence[Any] | np.ndarray, dtype: torch.dtype, device: to
 
 
 def to_device_packed(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """The int64 arrays, each flat, as tensors on `device`. A GPU gets all of them in one copy, as `send` says."""
+    """The int64 arrays, flattened, as tensors on `device`: `to_device` with one copy for all."""
     if device.type == "cpu":
         return [torch.from_numpy(array.reshape(-1)) for array in arrays]
     sizes = [array.size for array in arrays]
@@ -43,9 +43,9 @@ def to_device_packed(arrays: Sequence[np.ndarray], device: torch.device) -> list
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[Any]:
-    """The tensors as (nested) lists. On a GPU this is the one place where the host waits for the device.
+    """The tensors as (nested) lists. With a GPU, this is the one place where the host waits for the device.
 
-    All travel together as float64, which holds float32, booleans and token ids exactly.
+    They are copied together as float64, which holds float32, booleans and token ids exactly.
     """
     if not tensors:
         return []
@@ -54,14 +54,14 @@ def to_host(tensors: Sequence[Tensor]) -> list[Any]:
     return [part.to(tensor.dtype).view(tensor.shape).tolist() for part, tensor in zip(parts, tensors, strict=True)]
 
 
-def run_device_tasks(passes: Sequence[DeviceTask[T]]) -> list[T]:
-    """Starts every pass, brings what they want home in one copy, and lets them finish in order."""
-    wanted = [next(one) for one in passes]
-    home = iter(to_host(list(chain.from_iterable(wanted))))
+def run_device_tasks(tasks: Sequence[DeviceTask[T]]) -> list[T]:
+    """Starts every task, copies the tensors of all to the host at once, and lets the tasks finish in order."""
+    yielded = [next(task) for task in tasks]
+    on_host = iter(to_host(list(chain.from_iterable(yielded))))
     results: list[T] = []
-    for one, tensors in zip(passes, wanted, strict=True):
+    for task, tensors in zip(tasks, yielded, strict=True):
         try:
-            one.send([next(home) for _ in tensors])
+            task.send([next(on_host) for _ in tensors])
         except StopIteration as finished:
             results.append(finished.value)
     return results

@@ -1,4 +1,4 @@
-"""Which files hold a model's weights, and what tensors their headers name. Reads no weight and knows no model.
+"""Finds the files that hold a model's weights, and reads the names, shapes and dtypes of tensors from their headers.
 
 safetensors: eight bytes with the header's length, the header (JSON), the tensors' bytes (huggingface/safetensors).
 """
@@ -11,23 +11,23 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 
 from pagedbatch.errors import UsageError
-from pagedbatch.model.config_check import is_integer
+from pagedbatch.model.config_check import are_counts
 from pagedbatch.model.model_files import CONFIG, broken, first_bytes, read_object, refuse_pointer, shown
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 _LENGTH_BYTES = 8
-_MOST_HEADER_BYTES = 100_000_000  # as the format says
+_MAX_HEADER_BYTES = 100_000_000  # set by the format
 _PICKLES = (".bin", ".pth", ".pt", ".ckpt")
 _AGAIN = "download it again"
 
-#: The format's names of precisions.
+#: The format's names of dtypes.
 STORED_DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -46,13 +46,13 @@ STORED_DTYPES: dict[str, torch.dtype] = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-#: Those that torch has no name for, or that no model is stored in.
+#: Dtypes that torch doesn't have, or that no model is stored in.
 _NAMELESS_DTYPES = frozenset({"F4", "F6_E2M3", "F6_E3M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C64"})
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor as a header describes it. `dtype` is None for a precision that torch has no name for."""
+    """A tensor as a header describes it. `dtype` is None if torch doesn't have it."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype | None
@@ -60,10 +60,10 @@ class StoredTensor:
 
 
 def weight_files(folder: Path, named: str | None = None) -> list[Path]:
-    """The safetensors files that the library would load from a folder.
+    """The safetensors files that transformers would load from a folder.
 
     Args:
-        named: what the config says that the file is called, if it does.
+        named: the file's name if the config gives it.
 
     Raises:
         UsageError: there are none, an index is broken, or one that it names is missing; says what there is instead.
@@ -80,7 +80,7 @@ def weight_files(folder: Path, named: str | None = None) -> list[Path]:
 
 
 def holds_weights(folder: Path) -> bool:
-    """Whether a folder has weights of any kind, or what names them: it is more than a config and a tokenizer."""
+    """Whether a folder has weights of any kind, an index of weights, or an adapter."""
     return any(path.name in (INDEX, ADAPTER) or path.suffix in (".safetensors", *_PICKLES) for path in folder.iterdir())
 
 
@@ -107,7 +107,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def _instead_of_weights(folder: Path) -> str:
-    """What a folder holds in place of safetensors, and what to do."""
+    """What a folder without safetensors holds instead, and what to do."""
     names = sorted(path.name for path in folder.iterdir())
     pickles = [name for name in names if name.endswith(_PICKLES)]
     if ADAPTER in names:
@@ -127,7 +127,7 @@ def _instead_of_weights(folder: Path) -> str:
 
 
 def merge_hint(folder: Path) -> str:
-    """What to do with an adapter, which names its base model."""
+    """What to do with an adapter; names its base model."""
     try:
         base = read_object(folder / ADAPTER).get("base_model_name_or_path")
     except UsageError:
@@ -143,7 +143,7 @@ def read_headers(files: Iterable[Path]) -> dict[str, StoredTensor]:
     """All tensors of a model's weight files, by name.
 
     Raises:
-        UsageError: a file is no safetensors file, or not all of it is there.
+        UsageError: a file is no safetensors file, or is incomplete.
     """
     tensors: dict[str, StoredTensor] = {}
     for file in files:
@@ -158,7 +158,7 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
         raise broken(file, f"it is {'empty' if not size else f'{size} bytes long'}: {_AGAIN}")
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
-        if length > _MOST_HEADER_BYTES:
+        if length > _MAX_HEADER_BYTES:
             raise broken(file, f"it is no safetensors file: {_AGAIN}")
         data = opened.read(length)
     if len(data) < length:
@@ -189,16 +189,12 @@ def _read_tensor(entry: Any, name: str, file: Path) -> StoredTensor:
         raise UsageError(f"{place} must be an object, got {shown(entry)}")
     shape, offsets, dtype = (entry.get(key) for key in ("shape", "data_offsets", "dtype"))
     is_known = isinstance(dtype, str) and (dtype in STORED_DTYPES or dtype in _NAMELESS_DTYPES)
-    if not is_known or not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
+    if not is_known or not are_counts(shape) or not are_counts(offsets) or len(offsets) != 2:
         raise UsageError(f"{place} is malformed: {shown(entry)}")
     known = STORED_DTYPES.get(str(dtype))
     if offsets[1] < offsets[0] or (known is not None and math.prod(shape) * known.itemsize != offsets[1] - offsets[0]):
         raise UsageError(f"{place} has another size than its shape says: {shown(entry)}")
     return StoredTensor(tuple(shape), known, file)
-
-
-def _are_counts(value: Any) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(is_integer(item) and item >= 0 for item in value)
 
 
 def subfolder_hint(folder: Path) -> str:

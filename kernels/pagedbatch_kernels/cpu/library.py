@@ -71,7 +71,7 @@ class GemmArgs(ctypes.Structure):
 
 class SampleArgs(ctypes.Structure):
     _fields_ = (
-        *_fields(c_void_p, "logits temperatures top_k top_p min_p starts uniforms token_ids"),
+        *_fields(c_void_p, "logits temperatures top_k top_p min_p starts uniforms token_ids probs"),
         *_fields(c_int64, "batch_size vocab_size stride"),
         *_fields(c_int32, "is_bfloat16 num_threads"),
     )

@@ -1,6 +1,7 @@
 // Sampling with temperature, top-k, top-p and min-p, and the logsumexp that turns logits into logprobs.
 //
-//   sample:    token_ids drawn from softmax(logits / temperature), truncated, by inverting the CDF at given uniforms
+//   sample:    token_ids drawn from softmax(logits / temperature), truncated, by inverting the CDF at given uniforms,
+//              and, if asked for, these truncated probabilities
 //   logsumexp: float [batch_size] of logits [batch_size, vocab_size]
 //
 // Logits are float or bfloat16. One thread per position: its result depends neither on its batch nor on the threads.
@@ -21,6 +22,7 @@ struct SampleArgs {
   const int64_t* starts;      // [batch_size + 1]: position i draws uniforms[starts[i]:starts[i + 1]]
   const double* uniforms;     // in [0, 1)
   int64_t* token_ids;         // one per uniform
+  float* probs;               // [batch_size, vocab_size], not normalised; null: not asked for
   int64_t batch_size, vocab_size, stride;
   int32_t is_bfloat16;
   int32_t num_threads;
@@ -71,6 +73,7 @@ void sample(const SampleArgs& args, int64_t i, TokenProbs& probs) {
   if (0 < top_k && top_k < args.vocab_size) probs.top_k(top_k);
   if (args.top_p[i] < 1.0) probs.top_p(args.top_p[i]);
   if (args.min_p[i] > 0.0f) probs.min_p(args.min_p[i]);
+  if (args.probs) probs.copy_to(args.probs + i * args.vocab_size);
   probs.build_cdf();
   for (int64_t j = begin; j < end; ++j) args.token_ids[j] = probs.sample(args.uniforms[j]);
 }

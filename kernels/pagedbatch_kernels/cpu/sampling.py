@@ -58,6 +58,20 @@ class CpuSamplingOps:
         Raises:
             ValueError: logits of another kind, or `draws` for another number of positions or uniforms.
         """
+        return self._sample(logits, draws, None)
+
+    def truncated_probs(self, logits: Tensor, draws: Draws) -> Tensor:
+        """See `SamplingOps.truncated_probs`.
+
+        Raises:
+            ValueError: as in `draw`.
+        """
+        probs = torch.empty(logits.shape, dtype=torch.float32)
+        self._sample(logits, draws, probs)
+        return probs
+
+    def _sample(self, logits: Tensor, draws: Draws, probs: Tensor | None) -> Tensor:
+        """Token ids of the draws; `probs` is filled if given."""
         _check_logits(logits)
         batch_size, vocab_size = logits.shape
         starts = np.concatenate([[0], np.cumsum(draws.counts)])
@@ -81,6 +95,7 @@ class CpuSamplingOps:
             starts=starts.ctypes.data,
             uniforms=uniforms.ctypes.data,
             token_ids=token_ids.data_ptr(),
+            probs=None if probs is None else probs.data_ptr(),
             batch_size=batch_size,
             vocab_size=vocab_size,
             stride=logits.stride(0),

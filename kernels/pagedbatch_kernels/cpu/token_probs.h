@@ -99,6 +99,8 @@ class TokenProbs {
   //! Keeps what has at least `p` times the probability of the likeliest token.
   void min_p(float p) { apply(Threshold{p, ALL_TIES}); }
 
+  void copy_to(float* output) const { std::copy_n(probs_.begin(), size_, output); }
+
   //! Cumulative sums at the end of each span, for `sample`. Returns the total.
   double build_cdf() {
     double total = 0;

@@ -63,7 +63,7 @@ def estimate_sizes(settings: RunSettings, defaults: ModelDefaults) -> Sizes:
         kv_memory=settings.kv_memory,
         swap_space=settings.swap_space,
         max_num_seqs=settings.max_num_seqs,
-        spoken_for=weight_bytes,
+        reserved_bytes=weight_bytes,
     )
     free = free_memory(device)
     return Sizes(

@@ -1,4 +1,4 @@
-"""Linear layers as products with weights laid out once: both ways, against the layers themselves."""
+"""Packed linear layers, by our library and by oneDNN, against the layers themselves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pagedbatch_kernels.cpu.gemm import PackedGemm
 from reads_past import ReadsPast
 from torch import Tensor, nn
 
-from pagedbatch.model.linear import Linears, OneDnnLinears, PackedLinears, choose_linears
+from pagedbatch.model.packed_linear import Linears, OneDnnLinears, PackedLinears, choose_linears
 
 pytestmark = pytest.mark.skipif(not can_load(), reason="there is no C++ compiler here")
 
@@ -35,23 +35,23 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_linears_stand_side_by_side(name: str, dtype: torch.dtype, has_bias: bool) -> None:
     first, second = nn.Linear(24, 10, bias=has_bias).to(dtype), nn.Linear(24, 7, bias=False).to(dtype)
-    rows, residual = torch.randn(5, 24).to(dtype), torch.randn(5, 17).to(dtype)
+    hidden, residual = torch.randn(5, 24).to(dtype), torch.randn(5, 17).to(dtype)
     with torch.inference_mode():
-        expected = torch.cat([first(rows), second(rows)], dim=-1)
+        expected = torch.cat([first(hidden), second(hidden)], dim=-1)
         linear = linears_of(name, dtype).linear(first, second, keep=True)
-        torch.testing.assert_close(linear(rows), expected, **TOLERANCE[dtype])
-        torch.testing.assert_close(linear(rows, residual), expected + residual, **TOLERANCE[dtype])
+        torch.testing.assert_close(linear(hidden), expected, **TOLERANCE[dtype])
+        torch.testing.assert_close(linear(hidden, residual), expected + residual, **TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_a_gated_pair(name: str, dtype: torch.dtype, has_bias: bool) -> None:
     gate, up = (nn.Linear(24, 37, bias=has_bias).to(dtype) for _ in range(2))
-    rows = torch.randn(5, 24).to(dtype)
+    hidden = torch.randn(5, 24).to(dtype)
     with torch.inference_mode():
-        expected = nn.functional.silu(gate(rows)) * up(rows)
-        gated = linears_of(name, dtype).gated(gate, up, keep=True)
-        torch.testing.assert_close(gated(rows), expected, **TOLERANCE[dtype])
+        expected = nn.functional.silu(gate(hidden)) * up(hidden)
+        swiglu = linears_of(name, dtype).swiglu(gate, up, keep=True)
+        torch.testing.assert_close(swiglu(hidden), expected, **TOLERANCE[dtype])
 
 
 def weights(layers: list[nn.Linear]) -> list[Tensor]:
@@ -64,7 +64,7 @@ def test_weights_go_unless_they_are_to_be_kept(name: str) -> None:
     with torch.inference_mode():
         linears.linear(*layers[:2], keep=True)
         linears.linear(layers[2], keep=False)
-        linears.gated(layers[3], layers[4], keep=False)
+        linears.swiglu(layers[3], layers[4], keep=False)
     assert [weight.numel() for weight in weights(layers)] == [48, 48, 0, 0, 0]
 
 
@@ -82,18 +82,18 @@ def test_onednn_reads_no_row_past_its_end(size: int, bad: float) -> None:
     """Whether it would is a matter of the CPU: here it does, by `ReadsPast`."""
     linears = linears_of("onednn", torch.float32)
     first, second = nn.Linear(size, 10), nn.Linear(size, 10)
-    rows, residual = torch.randn(5, size), torch.randn(5, 10)
-    mixed = rows.clone()
+    hidden, residual = torch.randn(5, size), torch.randn(5, 10)
+    mixed = hidden.clone()
     mixed[2] = bad
     others = [0, 1, 3, 4]
     added_to = linears.linear(first, keep=True)
     with torch.inference_mode(), ReadsPast(torch.float32) as device:
         for linear in (
             linears.linear(first, second, keep=True),
-            linears.gated(first, second, keep=True),
-            lambda rows: added_to(rows, residual),
+            linears.swiglu(first, second, keep=True),
+            lambda hidden: added_to(hidden, residual),
         ):
             found = linear(mixed)
-            assert torch.equal(found[others], linear(rows)[others])
+            assert torch.equal(found[others], linear(hidden)[others])
             assert not found[2].isfinite().all()
-    assert (device.num_products, device.num_cut) == (8, 0)
+    assert (device.num_gemms, device.num_cut) == (8, 0)
