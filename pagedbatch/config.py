@@ -13,7 +13,7 @@ class EngineConfig:
     """What the scheduler and the pool need to know.
 
     `num_blocks` and `num_swap_blocks` are the sizes of the device pool and of the host pool, in blocks of `block_size`
-    token slots. `max_model_len` is the most tokens a sequence may have, prompt included.
+    token slots. `max_model_len` is the maximum number of tokens of a sequence, prompt included.
     """
 
     num_blocks: int

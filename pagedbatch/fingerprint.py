@@ -1,4 +1,4 @@
-"""What an input or a model holds, in a few bytes, so that a resumed run can tell what changed. Knows no rows.
+"""What an input or a model holds, in a few bytes, so that a resumed run can tell what changed.
 
 A file is hashed in chunks: appending to it leaves the hashes of what was there, so an input that grew is told from one
 that changed. A model's weights are far too large to read whole: their headers and some places all over them are.

@@ -1,4 +1,4 @@
-"""What a row is being prepared with just now. Knows no process, no tokenizer and no clock.
+"""What a row is being prepared with just now.
 
 Each step that a row may make endless is named before it begins: whoever ends it can then say which one it was.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import resolve_name
 from pathlib import Path
@@ -126,6 +126,52 @@ def test_imports_follow_the_arrows() -> None:
     found = all_imports()
     assert {layer(each.importer) for each in found} == set(ARROWS), "a layer has no import at all: wrong folders?"
     assert [f"{each}: {broken_rule(each)}" for each in found if broken_rule(each)] == []
+
+
+def cycles(imports: Iterable[tuple[str, str]]) -> list[list[str]]:
+    """The groups of modules that import each other in a circle (Tarjan 1972)."""
+    graph: dict[str, set[str]] = {}
+    for importer, imported in imports:
+        graph.setdefault(importer, set()).add(imported)
+        graph.setdefault(imported, set())
+    numbers: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    path: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        numbers[module] = lowest[module] = len(numbers)
+        path.append(module)
+        for imported in sorted(graph[module]):
+            if imported not in numbers:
+                visit(imported)
+            if imported in path:
+                lowest[module] = min(lowest[module], lowest[imported])
+        if lowest[module] == numbers[module]:
+            start = path.index(module)
+            if len(path) - start > 1:
+                found.append(sorted(path[start:]))
+            del path[start:]
+
+    for module in sorted(graph):
+        if module not in numbers:
+            visit(module)
+    return found
+
+
+def test_no_imports_go_in_a_circle() -> None:
+    """Imports inside functions and for type checking count too."""
+    modules = {each.importer for each in all_imports()}
+
+    def module_of(imported: str) -> str:
+        return imported if imported in modules else imported.rpartition(".")[0]
+
+    edges = ((each.importer, module_of(each.imported)) for each in all_imports() if layer(each.imported))
+    assert cycles((importer, imported) for importer, imported in edges if importer != imported) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert cycles([("a", "b"), ("b", "c"), ("c", "a"), ("c", "d"), ("d", "e")]) == [["a", "b", "c"]]
 
 
 def test_importing_the_kernels_package_needs_no_device_library() -> None:

@@ -211,7 +211,7 @@ def test_ignored_columns_are_data(builder: PromptBuilder) -> None:
     fields = {"prompt": "a", "n": "three", "id": 1.5, "max_new_tokens": "x", "custom_id": "c", "max_tokens": 3}
     row = place_row(RawRow(fields, line=4), 3, frozenset({"n", "id", "max_new_tokens", "custom_id"}))
     request = builder.request(row)
-    assert (row.id, row.is_openai, request.params.n, request.params.max_tokens) == (3, False, 1, 3)
+    assert (row.id, row.reply, request.params.n, request.params.max_tokens) == (3, "plain", 1, 3)
     assert row.fields == fields
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pagedbatch.settings import RunSettings
 
 #: Tries of rows that are kept: rows that list the same outputs share one.
-_MOST_TRIES = 64
+_MAX_TRIES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class ConstraintBuilder:
         self._run = run
         self._encoder = CatalogEncoder(tokenizer, num_tokens or vocab_size, eos_token_ids)
         self._run_trie: TokenTrie | None = None
-        self._row_trie = lru_cache(maxsize=_MOST_TRIES)(self._build_row_trie)
+        self._row_trie = lru_cache(maxsize=_MAX_TRIES)(self._build_row_trie)
         self._compiler: GrammarCompiler | None = None
 
     def constraint(self, fields: Mapping[str, Any], params: GenerationParams) -> Constraint | None:

@@ -22,9 +22,9 @@ from pagedbatch.wording import first_line
 GrammarKind = Literal["json_schema", "regex", "grammar"]
 
 #: Compiled grammars that are kept: rows that bring their own often share a few.
-_MOST_COMPILED = 256
+_MAX_COMPILED = 256
 #: Blanks in a row between the parts of a JSON text: room for a line end and an indent, and no model gets lost in them.
-_MOST_WHITESPACE = 10
+_MAX_WHITESPACE = 10
 #: Never inside a JSON string, and between its parts only as blanks: xgrammar lets them into strings of bounded length.
 _CONTROL_CHARACTER = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
 #: What xgrammar says when memory is not enough.
@@ -87,7 +87,7 @@ class GrammarCompiler:
         special = {*tokenizer.all_special_ids, *ends, *(i for i, token in added if token.special)}
         self._special_ids = [i for i in special if i < vocab_size]
         self._control_ids = [i for i, text in enumerate(vocabulary.decoded_vocab) if _CONTROL_CHARACTER.search(text)]
-        self.compiled = lru_cache(maxsize=_MOST_COMPILED)(self._compile)
+        self.compiled = lru_cache(maxsize=_MAX_COMPILED)(self._compile)
 
     def constraint(self, kind: GrammarKind, text: str, end_token_ids: tuple[int, ...]) -> GrammarConstraint:
         """The constraint of a grammar: outputs are texts of it and then one of `end_token_ids`.
@@ -140,7 +140,7 @@ class GrammarCompiler:
         began = time.process_time()
         try:
             if kind == "json_schema":
-                matchable = self._compiler.compile_json_schema(text, max_whitespace_cnt=_MOST_WHITESPACE)
+                matchable = self._compiler.compile_json_schema(text, max_whitespace_cnt=_MAX_WHITESPACE)
             elif kind == "regex":
                 matchable = self._compiler.compile_regex(text)
             else:

@@ -1,4 +1,4 @@
-"""Whether a request can ever run: the most blocks and memory that it needs, against what there is."""
+"""Whether a request can ever run: the maximum of blocks and memory that it needs, against what there is."""
 
 from __future__ import annotations
 

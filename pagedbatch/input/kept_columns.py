@@ -1,4 +1,4 @@
-"""Columns of the input that are carried into the records. Knows fields and JSON; no prompts, no files."""
+"""Columns of the input that are carried into the records."""
 
 from __future__ import annotations
 

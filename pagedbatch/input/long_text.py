@@ -1,4 +1,4 @@
-"""Texts far longer than a context: as much of them is tokenized as can matter. Knows no rows and no special tokens.
+"""Tokenizes only as much of a very long text as can matter.
 
 Tokens near a cut may be others than in the whole text, so a beginning is long enough only with many more tokens than
 fit. An end is taken only where its last tokens are the same whether it begins at one character or the next: then they
@@ -15,9 +15,9 @@ Encode = Callable[[str], list[int]]
 
 #: Texts of fewer characters are tokenized whole, whatever the context is.
 _LONG_TEXT = 2**18
-#: Beside twice the context, so many tokens make a beginning long enough: a word on the cut is less.
+#: Tokens beyond twice the context that make a beginning long enough: a word on the cut is shorter.
 _MARGIN = 256
-#: Characters a token for the first try, and how much longer each next one is.
+#: Characters per token for the first try, and the growth from one try to the next.
 _CHARACTERS = 4
 _GROWTH = 8
 

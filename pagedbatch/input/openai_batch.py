@@ -1,6 +1,6 @@
 """Rows of OpenAI's batch format, read into plain rows.
 
-Knows no tokenizer and no engine. What a body asks for and this engine does not have is the row's error, never ignored.
+What a body asks for and this engine does not have is the row's error; nothing is ignored.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes rows ready ahead of the steps: a thread reads, parses and tokenises while the engine works. Knows no engine.
+"""Prepares rows ahead of the steps: a thread reads, parses and tokenises while the engine works.
 
 What stays of a row until it is answered is small, whatever the row was, so that memory does not grow with the input.
 """
@@ -15,7 +15,6 @@ from typing import Any, Generic, Self, TypeVar
 from pagedbatch.constraints.build import ConstraintBuilder
 from pagedbatch.errors import RowError
 from pagedbatch.input.kept_columns import KeptColumns
-from pagedbatch.input.openai_batch import check_model
 from pagedbatch.input.requests import PromptBuilder
 from pagedbatch.input.row import Row
 from pagedbatch.row_context import RowContext
@@ -73,8 +72,7 @@ class Preparer:
         kept = self._keep.nothing
         try:
             kept = self._keep.encode(row.fields)
-            if row.is_openai:
-                check_model(row.fields, self._model_names)
+            row.check_model(self._model_names)
         except RowError as problem:
             error = error or f"{row.place}: {problem}"
         except Exception as problem:
@@ -103,7 +101,7 @@ def unreadable(row: Row, problem: Exception) -> str:
 
 
 class ReadAhead(Generic[Item]):
-    """Goes through `items` in a thread, at most about `most` of them ahead of whoever takes them.
+    """Goes through `items` in a thread, at most about `max_ahead` of them ahead of whoever takes them.
 
     To be entered before use; leaving calls `cancel`, which is to end `items` soon, and ends the thread. What `items`
     raises is raised to the taker, in its place. None among them says that the next one takes long: the taker is given
@@ -113,13 +111,13 @@ class ReadAhead(Generic[Item]):
     def __init__(
         self,
         items: Iterator[Item | None],
-        most: int,
+        max_ahead: int,
         cancel: Callable[[], None] = lambda: None,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         self._items = items
-        self._size = max(1, min(_BATCH, most // 2))
-        self._queue: queue.Queue[Callable[[], list[Item]]] = queue.Queue(max(1, most // self._size - 1))
+        self._size = max(1, min(_BATCH, max_ahead // 2))
+        self._queue: queue.Queue[Callable[[], list[Item]]] = queue.Queue(max(1, max_ahead // self._size - 1))
         self._cancel = cancel
         self._is_wanted = is_wanted
         self._is_slow = False

@@ -1,4 +1,4 @@
-"""Opens the input, whatever it is, and gives its rows one at a time. Knows nothing about prompts or models.
+"""Opens the input, whatever it is, and gives its rows one at a time.
 
 What the input is is told by its content. A source can be read more than once: the job surveys it before it starts, then
 feeds from it, and never holds more than a few rows.
@@ -145,7 +145,7 @@ def survey(
 ) -> Survey:
     """Reads the whole input once: counts its rows, collects its columns, and refuses ids that stand there twice.
 
-    `on_row` is shown each row that can be read. Memory: eight bytes a row with an id of its own.
+    `on_row` is shown each row that can be read. Memory: eight bytes for each row with an id of its own.
 
     Raises:
         UsageError: two rows have the same id, or no row can be read.

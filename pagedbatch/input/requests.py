@@ -1,4 +1,4 @@
-"""From a row to a request: its prompt as token ids, its parameters, its random key. Knows no engine and no file.
+"""From a row to a request: its prompt as token ids, its parameters, its random key.
 
 Whatever is wrong with a row is a `RowError` that says what and lets the others go on.
 """
@@ -20,8 +20,6 @@ from pagedbatch.input.chat.messages import checked_messages
 from pagedbatch.input.chat.options import ChatOptions, refuse_chat_options
 from pagedbatch.input.chat.template import ChatTemplate
 from pagedbatch.input.fields.field_table import PLACE_FIELDS, PROMPT_FIELDS
-from pagedbatch.input.fields.row_fields import read_fields
-from pagedbatch.input.openai_batch import plain_fields
 from pagedbatch.input.row import Row, id_hash, look_up
 from pagedbatch.input.tokenize import PromptEncoder
 from pagedbatch.params import READERS, GenerationParams, resolve
@@ -126,9 +124,9 @@ class PromptBuilder:
             raise RowError(row.error)
         assert row.id is not None
         try:
-            fields = self._fields(row)
+            fields = row.asked(self._data_columns)  # columns that make its prompt are data, but for our own parameters
             params = self.resolve_params(fields)
-            whole = self._prompt_token_ids(fields, params, columns=fields if row.is_openai else row.fields)
+            whole = self._prompt_token_ids(row, fields, params)
             prompt = self._encoder.truncate(whole, params)
             self._check_embedded(prompt)
             priority = _priority(fields.get("priority"))
@@ -145,12 +143,6 @@ class PromptBuilder:
         num_truncated = len(whole) - len(prompt)
         rng_key = id_hash(row.id, params.seed)
         return Request(row.index, prompt, params, rng_key, priority, constraint, num_truncated, thinking)
-
-    def _fields(self, row: Row) -> dict[str, Any]:
-        """What a row asks for, by our names. Columns that make its prompt are data, but for our own parameters."""
-        if row.is_openai:
-            return plain_fields(row.options)
-        return read_fields({name: value for name, value in row.options.items() if name not in self._data_columns})
 
     def constraint(self, fields: Mapping[str, Any], params: GenerationParams) -> Constraint | None:
         """What a row's outputs must obey: its own constraint, else the run's.
@@ -222,12 +214,11 @@ class PromptBuilder:
             return params
         return replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
 
-    def _prompt_token_ids(
-        self, fields: Mapping[str, Any], params: GenerationParams, columns: Mapping[str, Any]
-    ) -> list[int]:
+    def _prompt_token_ids(self, row: Row, fields: Mapping[str, Any], params: GenerationParams) -> list[int]:
         if self._prompt_column is not None:
-            return self._encode(_column_text(columns, self._prompt_column), fields, params)
+            return self._encode(_column_text(row.columns, self._prompt_column), fields, params)
         if self._prompt_template is not None:
+            columns = row.columns
             values = {name: _column_text(columns, name) for name in self._template_fields}
             return self._encode(_fill(self._prompt_template, values), fields, params)
         given = [name for name in PROMPT_FIELDS if fields.get(name) is not None]

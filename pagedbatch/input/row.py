@@ -1,13 +1,14 @@
-"""One row of the input, whatever the file was. Knows nothing about formats, prompts or models."""
+"""One row of the input, whatever the file was: its place, its id, and what it asks for by our own names."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pagedbatch.input.openai_batch import reply_format
+from pagedbatch.input.fields.row_fields import read_fields
+from pagedbatch.input.openai_batch import check_model, plain_fields, reply_format
 from pagedbatch.readers import is_unicode
 from pagedbatch.row_context import ReplyFormat, RowId
 from pagedbatch.wording import short
@@ -45,10 +46,29 @@ class Row:
     reply: ReplyFormat = "plain"
     ignored: frozenset[str] = frozenset()
 
+    def asked(self, data_columns: Container[str] = ()) -> dict[str, Any]:
+        """The prompt and the options, by our own names; `data_columns` are neither.
+
+        Raises:
+            RowError: a value is of a wrong type, or asks for what can't be had.
+        """
+        return read_fields({name: value for name, value in self.options.items() if name not in data_columns})
+
     @property
-    def is_openai(self) -> bool:
-        """Whether it is a row of OpenAI's batch format."""
-        return self.reply != "plain"
+    def columns(self) -> Mapping[str, Any]:
+        """What a prompt may be made of."""
+        return self.fields
+
+    @property
+    def watched(self) -> Mapping[str, Any]:
+        """Keys that may be options by another name, or misspelt."""
+        return self.options
+
+    def check_model(self, names: Container[str]) -> None:
+        """
+        Raises:
+            RowError: it asks for a model other than the one that runs here under `names`.
+        """
 
     @property
     def place(self) -> str:
@@ -61,6 +81,26 @@ class Row:
         return _without(self.fields, self.ignored)
 
 
+class OpenAIRow(Row):
+    """A row of OpenAI's batch format. What it asks for is in its `body`, whose keys are checked with the row."""
+
+    __slots__ = ()
+
+    def asked(self, data_columns: Container[str] = ()) -> dict[str, Any]:
+        return plain_fields(self.options)
+
+    @property
+    def columns(self) -> Mapping[str, Any]:
+        return self.asked()
+
+    @property
+    def watched(self) -> Mapping[str, Any]:
+        return {}
+
+    def check_model(self, names: Container[str]) -> None:
+        check_model(self.fields, names)
+
+
 def describe_place(index: int, line: int | None) -> str:
     return f"row {index}" if line is None else f"line {line}"
 
@@ -69,16 +109,16 @@ def place_row(raw: RawRow, index: int, ignored: frozenset[str] = frozenset()) ->
     """Gives a raw row its index and id; an id of a wrong type makes it an error row."""
     options = _without(raw.fields, ignored)
     error, reply = raw.error, reply_format(options)
-    id_name = "id" if reply == "plain" else "custom_id"
+    kind, id_name = (Row, "id") if reply == "plain" else (OpenAIRow, "custom_id")
     given = options.get(id_name)
     if error is None and (given is not None or reply != "plain"):
         error = _id_problem(id_name, given)
     if error is not None:
         message = f"{describe_place(index, raw.line)}: {error}"
         has_id = raw.readable_id is not None
-        return Row(index, raw.readable_id, has_id, raw.fields, raw.line, message, reply, ignored)
+        return kind(index, raw.readable_id, has_id, raw.fields, raw.line, message, reply, ignored)
     has_id = given is not None
-    return Row(index, given if has_id else index, has_id, raw.fields, raw.line, None, reply, ignored)
+    return kind(index, given if has_id else index, has_id, raw.fields, raw.line, None, reply, ignored)
 
 
 def _without(fields: Mapping[str, Any], ignored: frozenset[str]) -> Mapping[str, Any]:

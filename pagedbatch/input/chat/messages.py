@@ -1,7 +1,4 @@
-"""A row's chat messages and tools, checked and brought into the form that chat templates expect.
-
-Knows no tokenizer and no template.
-"""
+"""A row's chat messages and tools, checked and brought into the form that chat templates expect."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a row says about how its chat is rendered, beside the messages: tools, documents, template variables.
-
-Knows no tokenizer and no template.
-"""
+"""What a row says about how its chat is rendered, beside the messages: tools, documents, template variables."""
 
 from __future__ import annotations
 

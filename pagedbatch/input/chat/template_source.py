@@ -1,4 +1,4 @@
-"""What the source text of a chat template tells, and a clock for it. Knows no messages and no tokenizer."""
+"""What can be read from the source of a chat template, and the clock that it sees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds what a chat template dropped: messages and tool calls that leave no trace in the text. Knows no tokenizer.
+"""Finds what a chat template dropped: messages and tool calls that leave no trace in the text.
 
 Most templates drop by role. So the first chat of a shape is rendered once with marks in place of all that is said, and
 what is missing is suspected in every chat of that shape; so is what does not stand in the text as it was written. What
@@ -18,7 +18,7 @@ from typing import Any
 from pagedbatch.input.chat.messages import Message
 
 MARK = "Zq7xMark"
-_MOST_SHAPES = 1024
+_MAX_SHAPES = 1024
 
 Render = Callable[[list[Message]], str]
 
@@ -69,7 +69,7 @@ class Traces:
             with suppress(Exception):
                 text = render(_marked(messages, parts, keep=False))
                 found = frozenset(part for part, mark in zip(parts, _marks(), strict=False) if mark not in text)
-            if len(self._dropped) >= _MOST_SHAPES:
+            if len(self._dropped) >= _MAX_SHAPES:
                 self._dropped.popitem(last=False)
         self._dropped[key] = found
         return found

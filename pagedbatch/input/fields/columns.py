@@ -17,9 +17,9 @@ from pagedbatch.settings import RunSettings
 
 _log = logging.getLogger(__name__)
 
-#: Of many near misses, so many are told.
-_MOST_NEAR_MISSES = 20
-_MOST_LACKED = 3
+#: Numbers of near misses and of unsupported options that are reported.
+_MAX_NEAR_MISSES = 20
+_MAX_LACKED = 3
 
 
 class ColumnWatch:
@@ -39,10 +39,8 @@ class ColumnWatch:
         self._near_misses: dict[str, str] = {}
 
     def see(self, row: Row) -> None:
-        """Notes the keys of a row. Those of an OpenAI batch row's body are checked with the row."""
-        if row.is_openai:
-            return
-        for name, value in row.options.items():
+        """Notes the keys of a row."""
+        for name, value in row.watched.items():
             if name in KNOWN:
                 lacked = LACKED.get(name)
                 if lacked is None or name in self._lacked or name in self._prompt_columns:
@@ -51,7 +49,7 @@ class ColumnWatch:
                     self._lacked[name] = row.place
             elif value is not None and nearest_option(name) is not None:
                 is_new = name not in self._named and name not in self._near_misses
-                if is_new and len(self._near_misses) < _MOST_NEAR_MISSES:
+                if is_new and len(self._near_misses) < _MAX_NEAR_MISSES:
                     self._near_misses[name] = row.place
 
     def log_near_misses(self, source: str) -> None:
@@ -69,7 +67,7 @@ class ColumnWatch:
         if not self._lacked:
             return
         described = []
-        for name, place in list(self._lacked.items())[:_MOST_LACKED]:
+        for name, place in list(self._lacked.items())[:_MAX_LACKED]:
             instead = LACKED[name].instead
             described.append(f'"{name}" ({place}{f"; here there is {instead}" if instead else ""})')
         more = len(self._lacked) - len(described)

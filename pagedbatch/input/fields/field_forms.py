@@ -1,4 +1,4 @@
-"""How values under other tools' names become fields of ours, one function a form. Knows no row and no table of names.
+"""Turns values under other tools' names into our own fields, one function per form.
 
 Each function takes what the key is called in messages and its value, and gives our fields. A value of a wrong type is a
 `RowError` that names the key as the user wrote it.

@@ -1,6 +1,6 @@
 """What each key of a row means: our options, other tools' names for them, and options of theirs that are not here.
 
-Plain rows and the bodies of OpenAI batch rows are read by this one table. Knows no rows; `docs/rows.md` follows it.
+Plain rows and the bodies of OpenAI batch rows are read by this one table. `docs/rows.md` follows it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which option a key was probably meant to be: one typing mistake away, or in another style. Knows no values."""
+"""Which option a key was probably meant to be: one with a typing mistake, or in another style."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the options of a row, whatever tool's names it uses, into fields of ours. Knows the table, and no other rows.
+"""Reads the options of a row, whatever tool's names it uses, into fields of ours.
 
 Of a plain row, keys that the table does not know are data. In the body of an OpenAI batch row, and in an object of
 options, every key must mean something, and one that can't be had is the row's error.

@@ -1,4 +1,4 @@
-"""Rows of Parquet files and Hugging Face datasets. Knows nothing about prompts; imports pyarrow and datasets late."""
+"""Rows of Parquet files and Hugging Face datasets."""
 
 from __future__ import annotations
 

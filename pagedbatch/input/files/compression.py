@@ -1,4 +1,4 @@
-"""Opens a file for reading, decompressed: told by its first bytes, never by its name. Knows nothing about rows."""
+"""Opens a file for reading and decompresses it. The format is detected from its first bytes, not from its name."""
 
 from __future__ import annotations
 

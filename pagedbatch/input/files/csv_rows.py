@@ -1,4 +1,4 @@
-"""Reads CSV and its kin (tabs, semicolons, bars) from a stream of bytes. Knows nothing about paths and compression."""
+"""Reads CSV from a stream of bytes, with any of four delimiters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that hold no rows, told by their first bytes, and what to do with each. Reads no file."""
+"""Recognises files that hold no rows by their first bytes, and says what to do with each."""
 
 from __future__ import annotations
 

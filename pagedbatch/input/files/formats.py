@@ -1,4 +1,4 @@
-"""What a text file of rows is: told by its first bytes and, where these leave it open, by its name. Reads no file."""
+"""Detects the format of a text file of rows from its first bytes and, where these leave it open, from its name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Reads JSON values that span lines: the elements of one array, or objects that follow each other, as jq prints them.
 
 A value ends where its brackets do, and is parsed by itself, so that what is wrong with one stays with it; none is held
-that is longer than a row may be. Knows nothing about paths, compression and ids.
+that is longer than a row may be.
 """
 
 from __future__ import annotations

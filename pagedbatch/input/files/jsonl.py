@@ -1,4 +1,4 @@
-"""Reads JSON Lines from a stream of bytes. Knows nothing about paths, compression or ids' meaning.
+"""Reads JSON Lines from a stream of bytes.
 
 A record of JSON Lines ends at LF and nowhere else. Whatever is wrong with one line stays with that line.
 """
@@ -21,7 +21,7 @@ from pagedbatch.wording import short
 
 WHITE_SPACE = b" \t\r\n"  # JSON's; what else looks blank, such as a vertical tab, is part of a record
 _SKIP_BYTES = 1 << 16
-_MOST_NESTED = 100
+_MAX_NESTED = 100
 
 #: What a cut or damaged compressed file raises while it is read.
 STREAM_ERRORS = (EOFError, OSError, zlib.error)
@@ -95,8 +95,8 @@ def parse_value(raw: bytes, number: int | None) -> tuple[Any, str | None]:
         return None, f"malformed JSON: {error.msg} at {line}column {error.colno}"
     except (ValueError, RecursionError) as error:
         return None, f"malformed JSON: {error}"
-    if raw.count(b"[") + raw.count(b"{") > _MOST_NESTED and not _is_flat(value):
-        return None, f"nested more than {_MOST_NESTED} deep"
+    if raw.count(b"[") + raw.count(b"{") > _MAX_NESTED and not _is_flat(value):
+        return None, f"nested more than {_MAX_NESTED} deep"
     return value, None
 
 
@@ -116,9 +116,9 @@ def not_a_row(value: Any, number: int | None) -> RawRow:
 
 
 def _is_flat(value: Any) -> bool:
-    """Whether no value lies more than `_MOST_NESTED` deep, so that whatever walks it has room."""
+    """Whether no value lies more than `_MAX_NESTED` deep, so that whatever walks it has room."""
     level = [value]
-    for _ in range(_MOST_NESTED + 1):
+    for _ in range(_MAX_NESTED + 1):
         inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, (dict, list))]
         level = [item for items in inner for item in items]
     return not level

@@ -1,4 +1,4 @@
-"""Opens a regular file of rows, whatever its format. Knows paths, compression and formats; no datasets, no ids."""
+"""Opens a regular file of rows, whatever its format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a text file of prompts, a prompt a line. Knows nothing about paths, compression and ids."""
+"""Reads a text file with one prompt per line."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 _PAGE = 4096
 _NAME_AT = 2
 _SOURCE_AT = 512
-_MOST_BYTES = 250
+_MAX_BYTES = 250
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Board:
     def write(self, step: str, source: str) -> None:
         """A step begins."""
         for at, text in ((_NAME_AT, step), (_SOURCE_AT, source)):
-            encoded = text.encode()[:_MOST_BYTES]
+            encoded = text.encode()[:_MAX_BYTES]
             self._memory[at : at + 1 + len(encoded)] = bytes([len(encoded)]) + encoded
 
     def write_rendered(self) -> None:

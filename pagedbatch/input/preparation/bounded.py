@@ -1,4 +1,4 @@
-"""Prepares rows in a process that can be ended: a row without end, or one that kills its process, costs only itself.
+"""Prepares rows in a process that can be ended: a row that never ends, or that kills the process, costs only itself.
 
 Rows go to the process ahead of the answers, and come back in their order. The parent keeps each until it is answered: a
 new process gets those that the old one had not answered.
@@ -19,9 +19,8 @@ from functools import partial
 from pagedbatch.input.prefetch import Prepared, Preparer, unreadable
 from pagedbatch.input.preparation.board import Board
 from pagedbatch.input.preparation.child import ERROR, LOG, REQUEST, ROW, SETUP, Inherited, LogLine, Setup, serve
-from pagedbatch.input.preparation.limits import RowLimits
+from pagedbatch.input.preparation.limits import MAX_ROWS_AHEAD, RowLimits
 from pagedbatch.input.preparation.links import Frame
-from pagedbatch.input.preparation.preparation import MOST_ROWS
 from pagedbatch.input.preparation.transfer import RequestReceiver
 from pagedbatch.input.preparation.verdicts import Ending, Verdicts
 from pagedbatch.input.preparation.zygote import ForkedChild, Zygote
@@ -29,7 +28,7 @@ from pagedbatch.input.row import Row
 from pagedbatch.row_context import RowContext
 from pagedbatch.wording import named
 
-_MOST_BYTES = 4 * 2**20
+_MAX_BYTES_AHEAD = 4 * 2**20
 _POLL_SECONDS = 0.1
 #: A row that has used so much, or waited so long, is a slow one: whoever waits for it is told.
 _SLOW_CPU_SECONDS = 0.5
@@ -64,10 +63,10 @@ class BoundedPreparation:
         self._logged: set[str] = set()
         self._cancelled = threading.Event()
 
-    def prepare(self, rows: Iterable[Row], most: int = MOST_ROWS) -> Iterator[Prepared | None]:
+    def prepare(self, rows: Iterable[Row], max_ahead: int = MAX_ROWS_AHEAD) -> Iterator[Prepared | None]:
         """The rows prepared, in their order; None, again and again, while the next one takes long.
 
-        At most `most` rows, and about 4 MiB of them, are with the process at a time; a larger one is there alone.
+        At most `max_ahead` rows, and about 4 MiB of them, are with the process at a time; a larger one is there alone.
 
         Raises:
             RunError: the processes can't be started.
@@ -80,7 +79,7 @@ class BoundedPreparation:
         failure: Exception | None = None
         is_over = False
         while True:
-            while not is_over and self._has_room(most):
+            while not is_over and self._has_room(max_ahead):
                 try:
                     row = next(coming, None)
                 except Exception as error:
@@ -111,10 +110,13 @@ class BoundedPreparation:
             self._child = None
         self._zygote.close()
 
-    def _has_room(self, most: int) -> bool:
+    def _has_room(self, max_ahead: int) -> bool:
         if not self._sent:
             return True
-        return len(self._sent) < min(most, MOST_ROWS) and sum(len(sent.payload) for sent in self._sent) < _MOST_BYTES
+        return (
+            len(self._sent) < min(max_ahead, MAX_ROWS_AHEAD)
+            and sum(len(sent.payload) for sent in self._sent) < _MAX_BYTES_AHEAD
+        )
 
     def _send(self, row: Row) -> None:
         context, error = self._preparer.context(row)

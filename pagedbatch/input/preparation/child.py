@@ -152,7 +152,7 @@ class TimeWatch:
 
 
 def _bound_memory(most: int) -> None:
-    """Allows so many bytes more than the process has now."""
+    """Allows this many bytes beyond what the process has now."""
     with suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
         limit = pages * resource.getpagesize() + most

@@ -1,8 +1,11 @@
-"""What preparing one row may take. Plain data."""
+"""What preparing rows may take."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+#: Maximum number of rows that are read ahead of the one that is being prepared.
+MAX_ROWS_AHEAD = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Frames of bytes over a socket pair: both ends. Knows nothing about what is in them.
+"""Frames of bytes over a socket pair: both ends.
 
 The parent's end never waits inside a call for longer than it is told to; the child's end waits as long as it takes.
 """

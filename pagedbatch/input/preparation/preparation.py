@@ -1,4 +1,4 @@
-"""How rows are prepared here: in a process that can be ended, or in this one. Knows no engine."""
+"""How rows are prepared here: in a process that can be ended, or in this one."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from pagedbatch.input.prefetch import Prepared, Preparer
-from pagedbatch.input.preparation.limits import RowLimits
+from pagedbatch.input.preparation.limits import MAX_ROWS_AHEAD, RowLimits
 from pagedbatch.input.row import Row
-
-#: Rows that are read ahead of the one that is being prepared.
-MOST_ROWS = 64
 
 
 class Preparation(Protocol):
     """Prepares rows in their order."""
 
-    def prepare(self, rows: Iterable[Row], most: int = MOST_ROWS) -> Iterator[Prepared | None]:
+    def prepare(self, rows: Iterable[Row], max_ahead: int = MAX_ROWS_AHEAD) -> Iterator[Prepared | None]:
         """The rows prepared, in their order; None, again and again, while the next one takes long.
 
-        At most `most` rows are read ahead.
+        At most `max_ahead` rows are read ahead.
         """
 
     def cancel(self) -> None:
@@ -35,7 +32,7 @@ class InThisProcess:
     def __init__(self, preparer: Preparer) -> None:
         self._preparer = preparer
 
-    def prepare(self, rows: Iterable[Row], most: int = MOST_ROWS) -> Iterator[Prepared | None]:
+    def prepare(self, rows: Iterable[Row], max_ahead: int = MAX_ROWS_AHEAD) -> Iterator[Prepared | None]:
         yield from map(self._preparer.prepare, rows)
 
     def cancel(self) -> None:

@@ -20,9 +20,9 @@ from pagedbatch.sequence import Request
 Part = TypeVar("Part")
 
 _RUN_KEY = 0
-_MOST_TRIES = 64
-_MOST_GRAMMARS = 256
-_MOST_PARAMS = 16
+_MAX_TRIES = 64
+_MAX_GRAMMARS = 256
+_MAX_PARAMS = 16
 _OUT_OF_STEP = "the two sides let go of different parts"
 _NAMES = tuple(field.name for field in fields(Request))
 _values = attrgetter(*_NAMES)
@@ -64,9 +64,9 @@ class RequestSender:
         self._keys: dict[int, int] = {}  # of the parts that the parent has, by identity
         self._num_sent = 0
         self._params: dict[GenerationParams, int] = {}  # those that the parent has
-        self._recent_params: _Recent[GenerationParams] = _Recent(_MOST_PARAMS)
-        self._tries: _Recent[Any] = _Recent(_MOST_TRIES)
-        self._grammars: _Recent[Any] = _Recent(_MOST_GRAMMARS)
+        self._recent_params: _Recent[GenerationParams] = _Recent(_MAX_PARAMS)
+        self._tries: _Recent[Any] = _Recent(_MAX_TRIES)
+        self._grammars: _Recent[Any] = _Recent(_MAX_GRAMMARS)
 
     def dumps(self, request: Request) -> bytes:
         """The request as bytes."""
@@ -119,9 +119,9 @@ class RequestReceiver:
     def __init__(self, run_part: Any, packer: GrammarPacker) -> None:
         self._packer = packer
         self._run_part = run_part
-        self._params: _Recent[GenerationParams] = _Recent(_MOST_PARAMS)
-        self._tries: _Recent[Any] = _Recent(_MOST_TRIES)
-        self._grammars: _Recent[Any] = _Recent(_MOST_GRAMMARS)
+        self._params: _Recent[GenerationParams] = _Recent(_MAX_PARAMS)
+        self._tries: _Recent[Any] = _Recent(_MAX_TRIES)
+        self._grammars: _Recent[Any] = _Recent(_MAX_GRAMMARS)
 
     def loads(self, payload: bytes) -> Request:
         """The request of such bytes, which are to be given in the order in which they were made."""

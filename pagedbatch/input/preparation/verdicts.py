@@ -1,4 +1,4 @@
-"""What becomes of a row whose process has ended over it: an error with its reason, or another try. Knows no process.
+"""Decides about a row whose process ended: an error with its reason, or another try.
 
 A schema, grammar or list that was too much once is refused the next time. A chat template is the model's, and all rows
 share it: where it was too much for several rows in a row, it gets little time until it comes to an end again.
@@ -23,10 +23,10 @@ TIME_SIGNAL = signal.SIGPROF
 
 #: Rows in a row for which the chat template may be too much, before it gets so little time. A template that ends takes
 #: milliseconds; long chats get more, by their size.
-_MOST_STRIKES = 3
+_MAX_STRIKES = 3
 _LITTLE_SECONDS = 0.1
 #: Sources that are remembered as too much.
-_MOST_REFUSED = 1000
+_MAX_REFUSED = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Verdicts:
             return None
         step = progress.step or READING
         reason = f"{step} {self._what_happened(ending, little)}"
-        if progress.source and len(self.refused) < _MOST_REFUSED:
+        if progress.source and len(self.refused) < _MAX_REFUSED:
             self.refused[progress.source] = f"for an earlier row, {reason}"
         if step == CHAT_TEMPLATE:
             self._strike(reason)
@@ -89,12 +89,12 @@ class Verdicts:
 
     def _strike(self, reason: str) -> None:
         self._strikes += 1
-        if self._strikes >= _MOST_STRIKES and self.template_seconds is None:
+        if self._strikes >= _MAX_STRIKES and self.template_seconds is None:
             self.template_seconds = min(_LITTLE_SECONDS, self._limits.cpu_seconds)
             _log.warning(
                 "%d rows in a row: %s; the template gets %g s a row, and a second more for each MiB of it, "
                 "until it comes to an end again",
-                _MOST_STRIKES,
+                _MAX_STRIKES,
                 reason,
                 self.template_seconds,
             )

@@ -11,7 +11,6 @@ from typing import Any
 
 from pagedbatch.errors import RowError, UsageError
 from pagedbatch.input.fields.field_table import PROMPT_FIELDS
-from pagedbatch.input.openai_batch import plain_fields
 from pagedbatch.input.reader import open_source
 
 #: A prompt as a row that `pagedbatch run` reads: one of `PROMPT_FIELDS`.
@@ -87,7 +86,7 @@ def read_prompts(path: str, count: int) -> list[Prompt]:
         if row.error is not None:
             raise UsageError(row.error)
         try:
-            fields = plain_fields(row.fields) if row.is_openai else row.fields
+            fields = row.columns
         except RowError as error:
             raise UsageError(f"{row.place}: {error}") from None
         prompts.append({name: fields[name] for name in PROMPT_FIELDS if name in fields})
