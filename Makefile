@@ -73,8 +73,9 @@ own-environment:
 	@$(PY) -c 'import pagedbatch_kernels' 2>/dev/null || \
 		{ echo "setup: pagedbatch is not in your environment: pip install -c constraints.txt -e '.[dev]'" >&2; exit 1; }
 
+# A module of tests runs in one process; more than four hardly help, for the longest module takes so long.
 test: $(SETUP)
-	$(PY) -m pytest $(TEST_FLAGS)
+	$(PY) -m pytest -n logical --maxprocesses 4 --dist loadfile $(TEST_FLAGS)
 
 lint: $(SETUP)
 	$(PY) -m ruff check .
