@@ -28,7 +28,7 @@ from pagedbatch.wording import short
 
 #: What a row may say beside options.
 _BESIDE = frozenset({*PROMPT_FIELDS, "priority"})
-_LONGEST_NAME = 60
+_MAX_NAME_LENGTH = 60
 
 
 def read_fields(given: Mapping[str, Any], *, strict: bool = False, prefix: str = "") -> dict[str, Any]:
@@ -136,7 +136,7 @@ class _Reading:
 
 def _shown(name: str) -> str:
     """A key as it stands, unless it is long or holds what a terminal would act upon."""
-    return name if name.isprintable() and len(name) <= _LONGEST_NAME else short(name)
+    return name if name.isprintable() and len(name) <= _MAX_NAME_LENGTH else short(name)
 
 
 def _own(name: str, said: str, value: Any, *, strict: bool) -> forms.Fields:

@@ -56,13 +56,13 @@ def read_csv(
     return islice(_rows(stream, delimiter, max_line_bytes, typed), first, None)
 
 
-def _rows(stream: BinaryIO, delimiter: str, most: int, typed: Collection[str]) -> Iterator[RawRow]:
-    csv.field_size_limit(max(most, _MAX_HEADER))
+def _rows(stream: BinaryIO, delimiter: str, max_chars: int, typed: Collection[str]) -> Iterator[RawRow]:
+    csv.field_size_limit(max(max_chars, _MAX_HEADER))
     with _text(stream) as text:
-        lines = _Records(text, max(most, _MAX_HEADER))
+        lines = _Records(text, max(max_chars, _MAX_HEADER))
         records = csv.reader(lines, delimiter=delimiter, strict=True)
         columns = next(records, [])
-        lines.most = most
+        lines.max_chars = max_chars
         while True:
             lines.begin()
             try:
@@ -96,13 +96,13 @@ class _Records:
     """The lines of a text with their ends, for a reader that makes records of them.
 
     The reader asks for more of a record only within a quoted cell: up to the next quote it then gets many lines in one.
-    A record of more than `most` characters is an error, and what is left of it is skipped without being held: whether a
+    A record of more than `max_chars` characters is an error, and what is left of it is skipped without being held: whether a
     cell is still open at the end of a line, the number of quotes so far tells. `first` is the line in which the record
     began.
     """
 
-    def __init__(self, text: io.TextIOWrapper, most: int) -> None:
-        self.most = most
+    def __init__(self, text: io.TextIOWrapper, max_chars: int) -> None:
+        self.max_chars = max_chars
         self.first = 1
         self._text = text
         self._ahead = io.StringIO()
@@ -118,25 +118,25 @@ class _Records:
         return self
 
     def __next__(self) -> str:
-        part = self._part(max(1, self.most - self._size + 1), in_cell=self._size > 0)
+        part = self._part(max(1, self.max_chars - self._size + 1), in_cell=self._size > 0)
         if not part:
             raise StopIteration
-        if self._size - part.endswith("\n") <= self.most:
+        if self._size - part.endswith("\n") <= self.max_chars:
             return part
         while part and not (part.endswith(("\n", "\r")) and self._quotes % 2 == 0):
             part = self._part(_CHUNK_CHARACTERS, in_cell=self._quotes % 2 == 1)
-        raise csv.Error(f"a row longer than {self.most} characters (--max-line-bytes)")
+        raise csv.Error(f"a row longer than {self.max_chars} characters (--max-line-bytes)")
 
-    def _part(self, most: int, *, in_cell: bool) -> str:
+    def _part(self, max_chars: int, *, in_cell: bool) -> str:
         """The rest of the line, or of a quoted cell all that is there before the next quote; nothing at the end."""
-        part = self._ahead.readline(most)
+        part = self._ahead.readline(max_chars)
         if not part and in_cell:
-            part = self._read_cell(min(most, _CHUNK_CHARACTERS))
+            part = self._read_cell(min(max_chars, _CHUNK_CHARACTERS))
             if part:
                 return self._counted(part)
-            part = self._ahead.readline(most)
-        if len(part) < most and not part.endswith(("\n", "\r")):
-            part += self._text.readline(most - len(part))
+            part = self._ahead.readline(max_chars)
+        if len(part) < max_chars and not part.endswith(("\n", "\r")):
+            part += self._text.readline(max_chars - len(part))
         return self._counted(part)
 
     def _counted(self, part: str) -> str:
@@ -145,9 +145,9 @@ class _Records:
         self._line += part.count("\n") or part.count("\r")
         return part
 
-    def _read_cell(self, most: int) -> str:
+    def _read_cell(self, max_chars: int) -> str:
         """What there is before the next quote, up to so much; what was read behind it is kept for later."""
-        chunk = self._text.read(most)
+        chunk = self._text.read(max_chars)
         if chunk.endswith("\r"):
             chunk += self._text.read(1)  # the two halves of a line end stay together
         inside, quote, rest = chunk.partition('"')

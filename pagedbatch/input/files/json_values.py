@@ -69,8 +69,8 @@ class _Piece:
 class _Splitter:
     """Cuts bytes, which come in chunks, into values. `is_closed`: the array has ended."""
 
-    def __init__(self, most: int, *, in_array: bool) -> None:
-        self.most = most
+    def __init__(self, max_chars: int, *, in_array: bool) -> None:
+        self.max_chars = max_chars
         self.in_array = in_array
         self.is_closed = False
         self._is_open = False
@@ -149,7 +149,7 @@ class _Splitter:
         self._line += part.count(b"\n")
         if not self._is_too_long:
             self._raw += body
-            self._is_too_long = len(self._raw) > self.most
+            self._is_too_long = len(self._raw) > self.max_chars
             if self._is_too_long:
                 del self._raw[READABLE_BYTES:]
 
@@ -179,7 +179,7 @@ def _rows(stream: BinaryIO, values: _Splitter, first: int) -> Iterator[RawRow]:
 
 def _row(piece: _Piece, values: _Splitter) -> RawRow:
     if piece.is_too_long:
-        return too_long(piece.raw, piece.line, values.most)
+        return too_long(piece.raw, piece.line, values.max_chars)
     value, reason = parse_value(piece.raw, piece.line)
     if reason is not None:
         return broken_row(piece.raw, piece.line, reason)

@@ -151,11 +151,11 @@ class TimeWatch:
         signal.setitimer(signal.ITIMER_PROF, max(left, 1e-6))
 
 
-def _bound_memory(most: int) -> None:
+def _bound_memory(max_bytes: int) -> None:
     """Allows this many bytes beyond what the process has now."""
     with suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
-        limit = pages * resource.getpagesize() + most
+        limit = pages * resource.getpagesize() + max_bytes
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -39,8 +39,8 @@ class GrammarPacker(Protocol):
 class _Recent(Generic[Part]):
     """Parts by number, those used last; the oldest goes when there are too many."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_parts: int) -> None:
+        self._max_parts = max_parts
         self._parts: OrderedDict[int, Part] = OrderedDict()
 
     def use(self, key: int) -> Part | None:
@@ -52,7 +52,7 @@ class _Recent(Generic[Part]):
     def add(self, key: int, part: Part) -> Part | None:
         """Keeps a part; what had to go for it is returned."""
         self._parts[key] = part
-        return self._parts.popitem(last=False)[1] if len(self._parts) > self._most else None
+        return self._parts.popitem(last=False)[1] if len(self._parts) > self._max_parts else None
 
 
 class RequestSender:
