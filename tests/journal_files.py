@@ -7,11 +7,12 @@ from pathlib import Path
 
 from pagedbatch.fingerprint import Content
 from pagedbatch.output.journal import Journal
-from pagedbatch.output.manifest import Manifest, ModelIdentity
+from pagedbatch.output.manifest import Manifest
+from pagedbatch.stats.schema import ModelIdentity
 
 MANIFEST = Manifest(
     input=Content("in.jsonl", 3, ("f00",)),
-    model=ModelIdentity("M", "abc"),
+    model=ModelIdentity(name="M", fingerprint="abc"),
     settings={"temperature": 0.5, "stop": ("a",), "dtype": "auto"},
     versions={"pagedbatch": "1"},
 )

@@ -11,7 +11,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pagedbatch.config import EngineConfig
-from pagedbatch.engine.admission import blocks_at_most, max_width, refusal
+from pagedbatch.engine.admission import (
+    _CANDIDATE_BYTES,
+    _LOGPROB_BYTES,
+    _SCORE_BYTES,
+    _SEQUENCE_BYTES,
+    _TOKEN_BYTES,
+    blocks_at_most,
+    host_bytes_at_most,
+    max_width,
+    refusal,
+)
 from pagedbatch.sequence import SequenceGroup
 
 MIB = 2**20
@@ -37,6 +47,51 @@ def test_a_row_that_needs_more_memory_than_there_is(params: dict[str, Any], word
     assert reason.startswith("may need ")
 
 
+def host_bytes(eos: int = 1, vocab_size: int | None = None, **params: Any) -> int:
+    config = EngineConfig(num_blocks=1, eos_token_ids=frozenset(range(eos)), vocab_size=vocab_size)
+    row = request(0, 10, **params)
+    return host_bytes_at_most(config, SequenceGroup(row, 0, max_width(config, row.params)))
+
+
+def test_memory_of_samples() -> None:
+    """All outputs are held until the row is written, those that wait for their turn too."""
+    assert host_bytes(n=600, max_tokens=7) == 600 * (_SEQUENCE_BYTES + 7 * _TOKEN_BYTES)
+
+
+def test_memory_of_logprobs() -> None:
+    """At each position the token's own, and the likeliest that were asked for."""
+    plain = host_bytes(n=3, max_tokens=7)
+    assert host_bytes(n=3, max_tokens=7, logprobs=0) - plain == 3 * 7 * _LOGPROB_BYTES
+    assert host_bytes(n=3, max_tokens=7, logprobs=4) - plain == 3 * 7 * 5 * _LOGPROB_BYTES
+    assert host_bytes(n=3, max_tokens=7, prompt_logprobs=4) - plain == 10 * 5 * _LOGPROB_BYTES
+
+
+@pytest.mark.parametrize(
+    ("eos", "stop", "per_beam"), [(0, 0, 2), (1, 0, 2), (1, 1, 3), (2, 0, 3), (1, 3, 5), (3, 1, 5)]
+)
+def test_memory_of_the_candidates_of_beams(eos: int, stop: int, per_beam: int) -> None:
+    """Two for each beam, or one more than the tokens that can end it."""
+    outputs = 4 * (_SEQUENCE_BYTES + 7 * _TOKEN_BYTES)
+    stop_token_ids = tuple(range(10, 10 + stop))
+    needed = host_bytes(eos, num_beams=4, max_tokens=7, stop_token_ids=stop_token_ids)
+    assert needed == outputs + 4 * per_beam * _CANDIDATE_BYTES
+
+
+def test_memory_of_diverse_beams() -> None:
+    """A beam looks at one more candidate for each beam whose tokens may be penalised."""
+    asked = {"num_beams": 4, "num_beam_groups": 2, "max_tokens": 7}
+    needed = [host_bytes(**asked, diversity_penalty=penalty) for penalty in (0.0, 0.5)]
+    assert needed[1] - needed[0] == 4 * 4 * _CANDIDATE_BYTES
+
+
+@pytest.mark.parametrize(("vocab_size", "candidates"), [(1, 4), (2, 8), (3, 12), (4, 12), (1000, 12)])
+def test_memory_of_a_vocabulary(vocab_size: int, candidates: int) -> None:
+    """Each beam ranks every token of it, and there are no more candidates than tokens."""
+    outputs = 4 * (_SEQUENCE_BYTES + 7 * _TOKEN_BYTES)
+    needed = host_bytes(2, vocab_size, num_beams=4, max_tokens=7)
+    assert needed == outputs + 4 * vocab_size * _SCORE_BYTES + candidates * _CANDIDATE_BYTES
+
+
 def test_the_others_are_answered() -> None:
     run = fake_engine(num_blocks=10**4, host_memory=MIB)
     run.add(request(0, 4), request(1, 4, n=4000, max_tokens=5), request(2, 4, n=400, max_tokens=5))
@@ -58,6 +113,13 @@ def test_under_a_window_neither_prompt_nor_output_sets_the_bound(n: int, num_blo
     """Two windows' worth of the prompt, as a step computes one at once, and one of each tail, with two borders each."""
     config = EngineConfig(num_blocks=num_blocks, block_size=4, window=8, max_num_batched_tokens=8)
     assert refusal(config, request(0, 400, n=n, max_tokens=300)) is None
+
+
+def test_under_a_window_samples_that_take_turns_hold_a_prompt_each() -> None:
+    """Six blocks of the prompt and four of the tail, for each of the two that run at once."""
+    config = EngineConfig(num_blocks=1, block_size=4, window=8, max_num_batched_tokens=8, max_num_seqs=2)
+    row = request(0, 400, n=5, max_tokens=300)
+    assert blocks_at_most(config, SequenceGroup(row, 0, max_width(config, row.params))) == 20
 
 
 def test_a_row_that_computes_nothing_is_never_refused() -> None:

@@ -16,9 +16,6 @@ from pagedbatch.stats.baselines import (
     compare,
     next_power_of_two,
     replay,
-    reserve_max,
-    reserve_oracle,
-    reserve_pow2,
 )
 
 
@@ -100,13 +97,13 @@ def test_one_sequence_in_each_scheme() -> None:
 
 def test_pow2_never_reserves_more_than_the_limit() -> None:
     lengths = SequenceLengths(prompt=10, output=33, limit=50)
-    assert [reserve_max(lengths), reserve_pow2(lengths), reserve_oracle(lengths)] == [50, 50, 43]
+    assert [reserve(lengths) for reserve in SCHEMES.values()] == [50, 50, 43]
 
 
 def test_the_third_sequence_starts_when_the_second_ends() -> None:
     """Chunks of 8 in 16 slots: two run; ends at 5 and 4; the third runs from 4 to 6."""
     rows = [SequenceLengths(3, 5, 8), SequenceLengths(4, 4, 8), SequenceLengths(6, 2, 8)]
-    use = replay(rows, reserve_oracle, 16)
+    use = replay(rows, SCHEMES["oracle"], 16)
     assert use.mean_sequences == pytest.approx((5 + 4 + 2) / 6)
     assert use.external == 0
     used = (4 + 5 + 6 + 7 + 8) + (5 + 6 + 7 + 8) + (7 + 8)
@@ -115,7 +112,7 @@ def test_the_third_sequence_starts_when_the_second_ends() -> None:
 
 def test_free_memory_is_external_while_the_head_waits_for_more() -> None:
     """8 of 16 slots stand free for the 5 steps in which the second row waits for all 16."""
-    use = replay([SequenceLengths(3, 5, 8), SequenceLengths(8, 8, 16)], reserve_oracle, 16)
+    use = replay([SequenceLengths(3, 5, 8), SequenceLengths(8, 8, 16)], SCHEMES["oracle"], 16)
     assert use.external == pytest.approx(8 * 5 / (8 * 5 + 16 * 8 + 8 * 5))
     assert use.mean_sequences == pytest.approx((5 + 8) / 13)
 
@@ -123,27 +120,27 @@ def test_free_memory_is_external_while_the_head_waits_for_more() -> None:
 def test_scattered_free_memory_does_not_help() -> None:
     """Four chunks of 4 fill 16 slots. At step 1 the first and third end: 8 free, but no 8 in a row before step 3."""
     rows = [SequenceLengths(4 - out, out, 4) for out in (1, 3, 1, 3)]
-    use = replay([*rows, SequenceLengths(4, 4, 8)], reserve_oracle, 16)
+    use = replay([*rows, SequenceLengths(4, 4, 8)], SCHEMES["oracle"], 16)
     assert use.mean_sequences == pytest.approx((1 + 3 + 1 + 3 + 4) / (3 + 4))
     assert use.external == pytest.approx(8 * 2 / (4 * 8 + 8 * 4 + 8 * 2))
 
 
 def test_waiting_for_the_sequence_budget_is_not_external() -> None:
     rows = [SequenceLengths(3, 5, 8)] * 3
-    use = replay(rows, reserve_oracle, 64, max_num_seqs=1)
+    use = replay(rows, SCHEMES["oracle"], 64, max_num_seqs=1)
     assert use.external == 0
     assert use.mean_sequences == 1
 
 
 def test_a_sequence_that_never_fits_is_refused_and_the_others_go_on() -> None:
     rows = [SequenceLengths(20, 5, 30), SequenceLengths(3, 5, 8)]
-    use = replay(rows, reserve_oracle, 16)
+    use = replay(rows, SCHEMES["oracle"], 16)
     assert (use.replayed, use.refused) == (1, 1)
     assert shares(use) == pytest.approx((30 / 40, 10 / 40, 0, 0))
 
 
 def test_when_nothing_fits_all_memory_is_lost() -> None:
-    use = replay([SequenceLengths(20, 5, 30)], reserve_oracle, 16)
+    use = replay([SequenceLengths(20, 5, 30)], SCHEMES["oracle"], 16)
     assert shares(use) == (0, 0, 0, 1)
     assert (use.mean_sequences, use.replayed, use.refused) == (0, 0, 1)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,6 +55,45 @@ def test_a_free_block_cannot_be_shared() -> None:
     for block in range(2):
         with pytest.raises(BlockAccountingError, match=f"block {block} is free"):
             pool.touch(block)
+
+
+def test_released_blocks_are_free_and_come_back_in_the_order_of_their_release() -> None:
+    pool = BlockPool(4)
+    blocks = [pool.allocate() for _ in range(4)]
+    for block in (2, 0, 1):
+        pool.free(blocks[block], keep_cached=True)
+    pool.release_cached()
+    assert counts(pool) == (1, 0, 0, 3)
+    pool.check_integrity()
+    assert [pool.allocate() for _ in range(3)] == [2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("free", "cached", "ref_count"),
+    [
+        ([2, 3], [1], [1, 0, 0, 0]),
+        ([2, 3, 3], [1], [1, 0, 0, 0]),
+        ([2], [1], [1, 0, 0, 0]),
+        ([2, 3], [1, 3], [1, 0, 0, 0]),
+        ([2, 3], [1], [1, 0, 1, 0]),
+        ([2, 3], [1], [1, 1, 0, 0]),
+        ([2, 3], [1], [2, 0, 0, 0]),
+        ([2, 2], [1], [1, 0, 0, 0]),
+        ([2, 0], [1], [1, 0, 0, 0]),
+        ([2, 1], [1], [1, 0, 0, 0]),
+        ([2, 3], [0], [1, 0, 0, 0]),
+    ],
+    ids=str,
+)
+def test_a_block_in_two_states_or_none_is_found(free: list[int], cached: list[int], ref_count: list[int]) -> None:
+    """The first pool is whole; in the last ones the number of entries is right."""
+    pool = BlockPool(4)
+    pool._free, pool._cached, pool.ref_count = free, OrderedDict.fromkeys(cached), ref_count
+    if (free, cached, ref_count) == ([2, 3], [1], [1, 0, 0, 0]):
+        pool.check_integrity()
+    else:
+        with pytest.raises(BlockAccountingError, match="pool of 4 is inconsistent"):
+            pool.check_integrity()
 
 
 def test_an_empty_pool_raises() -> None:

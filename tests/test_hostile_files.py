@@ -17,12 +17,15 @@ from pagedbatch.errors import UsageError
 from pagedbatch.fingerprint import Content
 from pagedbatch.output.journal import Journal
 from pagedbatch.output.journal_entry import seal, unseal
-from pagedbatch.output.manifest import Manifest, ModelIdentity
+from pagedbatch.output.manifest import Manifest
 from pagedbatch.output.paths import output_paths
 from pagedbatch.run.job import run_job
 from pagedbatch.settings import merge
+from pagedbatch.stats.schema import ModelIdentity
 
-MANIFEST = Manifest(Content("in", 3, ("f00",)), ModelIdentity("M", "abc"), {"seed": 0}, {"pagedbatch": "1"})
+MANIFEST = Manifest(
+    Content("in", 3, ("f00",)), ModelIdentity(name="M", fingerprint="abc"), {"seed": 0}, {"pagedbatch": "1"}
+)
 STORED = MANIFEST.stored().to_json()
 #: Journals that say nothing of their start are resumed: earlier versions left them.
 NEEDED = [key for key in STORED if key != "started"]

@@ -18,8 +18,8 @@ from pagedbatch.fingerprint import Content, file_content
 from pagedbatch.output.durable import write_atomically
 from pagedbatch.output.journal import Journal
 from pagedbatch.output.journal_entry import seal, unseal
-from pagedbatch.output.manifest import ModelIdentity
 from pagedbatch.output.paths import finished_name, output_paths
+from pagedbatch.stats.schema import ModelIdentity
 
 
 def _open(output: str) -> Journal:
@@ -117,13 +117,13 @@ def test_other_settings_input_or_model_are_refused_by_name(tmp_path: Path) -> No
     path = tmp_path / "j"
     before = fill(path, [1])
     settings = {"temperature": 0.7, "stop": ["a"], "dtype": "auto", "n": 2}
-    other = replace(MANIFEST, model=ModelIdentity("N", "def"), settings=settings)
+    other = replace(MANIFEST, model=ModelIdentity(name="N", fingerprint="def"), settings=settings)
     with pytest.raises(UsageError) as refused:
         Journal.open(path, other, num_rows=5)
     assert "(model: was 'M', now 'N'; temperature: was 0.5, now 0.7; n: was None, now 2)" in str(refused.value)
     for changed, reason in (
         (replace(MANIFEST, input=Content("in.jsonl", 3, ("f01",))), "input: its content has changed"),
-        (replace(MANIFEST, model=ModelIdentity("M", "def")), "model: its files changed"),
+        (replace(MANIFEST, model=ModelIdentity(name="M", fingerprint="def")), "model: its files changed"),
     ):
         with pytest.raises(UsageError, match=reason):
             Journal.open(path, changed, num_rows=5)
@@ -134,7 +134,9 @@ def test_other_settings_input_or_model_are_refused_by_name(tmp_path: Path) -> No
 
 def test_names_of_input_and_model_do_not_count(tmp_path: Path) -> None:
     fill(tmp_path / "j", [1])
-    moved = replace(MANIFEST, input=replace(MANIFEST.input, name="../in.jsonl"), model=ModelIdentity("./M", "abc"))
+    moved = replace(
+        MANIFEST, input=replace(MANIFEST.input, name="../in.jsonl"), model=ModelIdentity(name="./M", fingerprint="abc")
+    )
     with Journal.open(tmp_path / "j", moved, num_rows=5) as journal:
         assert journal.num_resumed == 1
 

@@ -188,25 +188,6 @@ def test_a_plain_line_every_ten_seconds_and_one_at_the_end() -> None:
     assert "\x1b" not in written(console)
 
 
-@pytest.mark.parametrize("make_console", [terminal, plain])
-def test_rows_of_unknown_number(make_console: Callable[[], Console]) -> None:
-    console, clock = make_console(), Clock()
-    with make_progress(None, 5, console, clock) as progress:
-        run_steps(progress, clock, steps=30, seconds=0.5)
-    assert "35" in written(console)
-    assert "left" not in written(console)
-    assert "%" not in frames(console)[-1][0]
-
-
-@pytest.mark.parametrize("make_console", [terminal, plain])
-def test_a_message_stands_as_it_was_given(make_console: Callable[[], Console]) -> None:
-    console = make_console()
-    with make_progress(10, 0, console, Clock()) as progress:
-        progress.update(busy(), 0, 0)
-        progress.message("no kernel for [sm_90]: using torch [/bold]")
-    assert "no kernel for [sm_90]: using torch [/bold]\n" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written(console))
-
-
 def test_data_on_standard_output_stays_out_of_the_display(capsys: pytest.CaptureFixture[str]) -> None:
     console = terminal()
     with make_progress(10, 0, console, Clock()):
@@ -249,7 +230,7 @@ def test_time_left_is_not_guessed_before_a_row_finished() -> None:
 
 def test_speed_is_that_of_the_last_ten_seconds() -> None:
     """100 tokens a second at first, then 10: after ten slow seconds the fast ones are forgotten."""
-    tally = Tally(total_rows=None, resumed=0)
+    tally = Tally(total_rows=100, resumed=0)
     for second in range(41):
         tally_at(second + 0.1, min(second, 20) * 100 + max(0, second - 20) * 10, 0, 1, tally)
     assert tally.recent_rate == pytest.approx(10)

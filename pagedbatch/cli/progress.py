@@ -16,7 +16,6 @@ from rich.text import Text
 
 from pagedbatch.cli.tally import Tally
 from pagedbatch.outputs import BLOCK_STATES, PoolCounts, StepSnapshot
-from pagedbatch.printable import printable
 from pagedbatch.report.charts import Part, glyphs_for, stacked_bar
 from pagedbatch.wording import duration, plural
 
@@ -66,12 +65,8 @@ class Progress(ABC):
     @abstractmethod
     def _show(self, pools: Sequence[StepSnapshot]) -> None: ...
 
-    @abstractmethod
-    def message(self, text: str) -> None:
-        """Prints a line that stays, above the display."""
 
-
-def make_progress(total_rows: int | None, resumed: int, console: Console, clock: Clock = time.monotonic) -> Progress:
+def make_progress(total_rows: int, resumed: int, console: Console, clock: Clock = time.monotonic) -> Progress:
     """The display that suits the console. `total_rows` counts all rows of the input, including the `resumed` ones."""
     tally = Tally(total_rows, resumed)
     if console.is_terminal and not console.is_dumb_terminal:
@@ -97,10 +92,8 @@ class PlainProgress(Progress):
 
     def _say(self, *groups: list[str]) -> None:
         parts = [", ".join(filter(None, words)) for words in groups]
-        self.message("; ".join(filter(None, [_row_words(self._tally), *parts])))
-
-    def message(self, text: str) -> None:
-        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+        text = "; ".join(filter(None, [_row_words(self._tally), *parts]))
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class TerminalProgress(Progress):
@@ -118,7 +111,7 @@ class TerminalProgress(Progress):
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._live.update(self._final())
+        self._live.update(Group(self._rows_line(), self._cells_line("speed", _final_words(self._tally))))
         self._live.stop()  # draws it
 
     def _show(self, pools: Sequence[StepSnapshot]) -> None:
@@ -127,16 +120,8 @@ class TerminalProgress(Progress):
             lines += self._pool_lines(self._tally.snapshot, pools)
         self._live.update(Group(*lines), refresh=True)
 
-    def message(self, text: str) -> None:
-        self._console.print(printable(text), markup=False, highlight=False)
-
-    def _final(self) -> Group:
-        return Group(self._rows_line(), self._cells_line("speed", _final_words(self._tally)))
-
     def _rows_line(self) -> Text:
         tally = self._tally
-        if tally.total_rows is None:
-            return self._line("rows", Text(f"{tally.rows_done:,}"))
         full, _, _, empty = self._glyphs.shades
         parts = [Part(tally.rows_done, full, "green"), Part(tally.total_rows - tally.rows_done, empty, "bright_black")]
         return self._bar_line("rows", parts, _share_done(tally), f"{tally.rows_done:,} of {tally.total_rows:,}")
@@ -197,8 +182,6 @@ def _share_done(tally: Tally) -> float:
 
 
 def _row_words(tally: Tally) -> str:
-    if tally.total_rows is None:
-        return plural(tally.rows_done, "row")
     return f"{tally.rows_done:,} of {plural(tally.total_rows, 'row')} ({_share_done(tally):.0%})"
 
 

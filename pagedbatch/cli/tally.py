@@ -13,7 +13,7 @@ RATE_WINDOW_SECONDS = 10.0
 class Tally:
     """Counts rows and tokens of a run, and computes speed and time left from them."""
 
-    def __init__(self, total_rows: int | None, resumed: int) -> None:
+    def __init__(self, total_rows: int, resumed: int) -> None:
         self.total_rows = total_rows
         self.resumed = resumed
         self.rows_finished = 0
@@ -80,7 +80,7 @@ class Tally:
 
         Running rows are half done on average, so a row takes tokens / (finished rows + running rows / 2).
         """
-        if self.total_rows is None or self.snapshot is None or self.rows_finished == 0 or self.recent_rate <= 0:
+        if self.snapshot is None or self.rows_finished == 0 or self.recent_rate <= 0:
             return None
         rows_worth = self.rows_finished + self.snapshot.running_groups / 2
         rows_left = max(0.0, self.total_rows - self.resumed - rows_worth)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from pagedbatch.config import EngineConfig
+from pagedbatch.engine.beam_search import num_candidates
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request, SequenceGroup
 
@@ -77,8 +78,8 @@ def host_bytes_at_most(config: EngineConfig, group: SequenceGroup) -> int:
     needed += num_prompt * _listed(params.prompt_logprobs)
     if params.use_beam_search:
         num_ends = len(params.stop_token_ids) + len(config.eos_token_ids)
-        rivals = params.num_beams if params.diversity_penalty else 0
-        candidates = params.num_beams * (max(2, 1 + num_ends) + rivals)
+        num_lowered = params.num_beams**2 if params.diversity_penalty else 0
+        candidates = num_candidates(params.num_beams, num_ends, num_lowered)
         if config.vocab_size is not None:
             candidates = min(candidates, params.num_beams * config.vocab_size)
             needed += params.num_beams * config.vocab_size * _SCORE_BYTES

@@ -113,12 +113,10 @@ class BlockPool:
         Raises:
             BlockAccountingError: they don't.
         """
-        free, cached = set(self._free), set(self._cached)
-        live = {block_id for block_id, count in enumerate(self.ref_count) if count > 0}
+        live = [block_id for block_id, count in enumerate(self.ref_count) if count > 0]
         shared = sum(count > 1 for count in self.ref_count)
-        whole = len(free) == len(self._free) and not (free & cached or free & live or cached & live)
-        if not whole or len(free) + len(cached) + len(live) != self.num_blocks or shared != self.num_shared:
+        if sorted([*self._free, *self._cached, *live]) != list(range(self.num_blocks)) or shared != self.num_shared:
             raise BlockAccountingError(
-                f"pool of {self.num_blocks} is inconsistent: {len(self._free)} free, {len(cached)} cached, "
+                f"pool of {self.num_blocks} is inconsistent: {len(self._free)} free, {len(self._cached)} cached, "
                 f"{len(live)} live, {shared} shared (counted {self.num_shared})"
             )

@@ -41,9 +41,9 @@ class Queues:
         else:
             self._aside.append(group)
 
-    def pop(self) -> SequenceGroup:
-        """Takes the group that waits in front."""
-        return heapq.heappop(self._waiting)[1]
+    def pop(self) -> None:
+        """Takes out the group that waits in front."""
+        heapq.heappop(self._waiting)
 
     def run(self, group: SequenceGroup) -> None:
         group.state = GroupState.RUNNING

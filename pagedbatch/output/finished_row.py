@@ -23,23 +23,22 @@ class FinishedRow:
     num_output_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
 class FinishedRowWriter:
     """Encodes the records of finished rows.
 
-    Args:
-        openai_model: model name for records in OpenAI's format; None writes every record in ours.
+    `openai_model` is the model's name in records in OpenAI's format; None writes every record in ours.
     """
 
-    def __init__(self, records: RecordWriter, openai_model: str | None) -> None:
-        self._records = records
-        self._openai_model = openai_model
+    records: RecordWriter
+    openai_model: str | None
 
     def finish(self, context: RowContext, request: Request, output: RequestOutput) -> FinishedRow:
         """A row that has left the engine."""
         if output.error is not None:
             return self.fail(context, f"{context.place}: {output.error}")
         try:
-            encoded = self._encode(context, self._records.ok_record(context.id, output, request))
+            encoded = self._encode(context, self.records.ok_record(context.id, output, request))
         except Exception as error:  # one record that can't be written must not cost the others theirs
             return self.fail(context, f"{context.place}: its record can't be written: {named(error)}")
         return FinishedRow(context.index, encoded, True, output.num_prompt_tokens, output.num_output_tokens)
@@ -51,6 +50,6 @@ class FinishedRowWriter:
         )
 
     def _encode(self, context: RowContext, record: Record) -> bytes:
-        if context.reply != "plain" and self._openai_model is not None:
-            record = openai_record(record, context.reply, self._openai_model)
+        if context.reply != "plain" and self.openai_model is not None:
+            record = openai_record(record, context.reply, self.openai_model)
         return encode_record(record, context.kept)

@@ -8,27 +8,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from pagedbatch.fingerprint import Content
 from pagedbatch.output.journal_entry import MANIFEST_ROW, Entry, seal, unseal
 from pagedbatch.output.paths import finished_name
-from pagedbatch.stats.record import Number, Record, key
+from pagedbatch.stats.record import Record, key
+from pagedbatch.stats.schema import Count, ModelIdentity
 from pagedbatch.wording import short
 
 FORMAT = 2
 BEGINNING = b'{"pagedbatch_journal": '
-
-
-Count = Annotated[int, Number()]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelIdentity(Record):
-    """A model. Only the fingerprint counts."""
-
-    name: str = key("as it was given")
-    fingerprint: str = key("hash of its files")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ def openai_record(record: Mapping[str, Any], reply: ReplyFormat, model: str) -> 
         body: dict[str, Any] = {"error": {"message": error, "type": "invalid_request_error", "code": None}}
     else:
         status, problem = 200, None
-        body = _chat_body(record) if reply == "chat" else _completion_body(record)
+        body = _body(record, reply)
         if "note" in record:
             body["note"] = record["note"]
         if "prompt_logprobs" in record:
@@ -53,22 +53,26 @@ def row_of_openai_record(line: Mapping[str, Any]) -> int | None:
     return int(number) if number != own_id and number.isdecimal() else None
 
 
-def _chat_body(record: Mapping[str, Any]) -> dict[str, Any]:
-    choices = [
-        {
-            "index": output["index"],
-            "message": {"role": "assistant", "content": output["text"], **_reasoning(output)},
-            "logprobs": output["logprobs"] and chat_logprobs(output["logprobs"]),
-            "finish_reason": output["finish_reason"],
-        }
-        for output in record["outputs"]
-    ]
-    return {"id": f"chatcmpl-{record['index']}", "object": "chat.completion", "choices": choices}
+def _body(record: Mapping[str, Any], reply: ReplyFormat) -> dict[str, Any]:
+    prefix, kind = ("chatcmpl", "chat.completion") if reply == "chat" else ("cmpl", "text_completion")
+    choices = [_choice(output, reply) for output in record["outputs"]]
+    return {"id": f"{prefix}-{record['index']}", "object": kind, "choices": choices}
 
 
-def _reasoning(output: Mapping[str, Any]) -> dict[str, Any]:
-    """The thinking part, under the name that other servers give it."""
-    return {"reasoning_content": output["reasoning"]} if output.get("reasoning") is not None else {}
+def _choice(output: Mapping[str, Any], reply: ReplyFormat) -> dict[str, Any]:
+    # The thinking part has the name that other servers give it.
+    reasoning = {} if output.get("reasoning") is None else {"reasoning_content": output["reasoning"]}
+    if reply == "chat":
+        text = {"message": {"role": "assistant", "content": output["text"], **reasoning}}
+    else:
+        text = {"text": output["text"], **reasoning}
+    write = chat_logprobs if reply == "chat" else completion_logprobs
+    return {
+        "index": output["index"],
+        **text,
+        "logprobs": output["logprobs"] and write(output["logprobs"]),
+        "finish_reason": output["finish_reason"],
+    }
 
 
 def _optional_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,17 +82,3 @@ def _optional_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     if "reasoning_tokens" in usage:
         found["completion_tokens_details"] = {"reasoning_tokens": usage["reasoning_tokens"]}
     return found
-
-
-def _completion_body(record: Mapping[str, Any]) -> dict[str, Any]:
-    choices = [
-        {
-            "index": output["index"],
-            "text": output["text"],
-            **_reasoning(output),
-            "logprobs": output["logprobs"] and completion_logprobs(output["logprobs"]),
-            "finish_reason": output["finish_reason"],
-        }
-        for output in record["outputs"]
-    ]
-    return {"id": f"cmpl-{record['index']}", "object": "text_completion", "choices": choices}

@@ -11,12 +11,12 @@ from typing import Any
 
 from pagedbatch.errors import UsageError
 from pagedbatch.output.journal_entry import unseal
-from pagedbatch.output.manifest import Manifest, ModelIdentity, read_manifest, run_differences
+from pagedbatch.output.manifest import Manifest, read_manifest, run_differences
 from pagedbatch.output.paths import OutputPaths, output_paths
 from pagedbatch.output.stats_file import read_stats
 from pagedbatch.shard import Shard, name_rows
 from pagedbatch.stats.record import RecordError
-from pagedbatch.stats.schema import ShardInfo, ShardInput, ShardModel, Stats
+from pagedbatch.stats.schema import ShardInfo, ShardInput, Stats
 from pagedbatch.wording import plural
 
 _MAX_MANIFEST_BYTES = 1 << 24
@@ -132,12 +132,7 @@ def _differences(one: ShardInfo, other: ShardInfo) -> list[str]:
         )
     elif one.of_rows != other.of_rows:
         found.append(f"rows in all: {one.of_rows} and {other.of_rows}")
-    models = _model(one), _model(other)
-    return found + run_differences(models, (one.settings, other.settings), "{} and {}")
-
-
-def _model(shard: ShardInfo) -> ModelIdentity:
-    return ModelIdentity(shard.model.name, shard.model.fingerprint)
+    return found + run_differences((one.model, other.model), (one.settings, other.settings), "{} and {}")
 
 
 def _check_cover(outputs: Sequence[ShardOutput]) -> None:
@@ -181,6 +176,6 @@ def describe_shard(manifest: Manifest, rows: range, num_rows: int, other_setting
         num_rows=len(rows),
         of_rows=num_rows,
         input=ShardInput(name=content.name, size=content.size, hash=content.digest()),
-        model=ShardModel(name=manifest.model.name, fingerprint=manifest.model.fingerprint),
+        model=manifest.model,
         settings={**settings, **other_settings},
     )

@@ -14,7 +14,7 @@ from pagedbatch.fingerprint import model_fingerprint
 from pagedbatch.input.hub import go_offline_if_needed
 from pagedbatch.output.finished_row import FinishedRow, FinishedRowWriter
 from pagedbatch.output.journal import Journal
-from pagedbatch.output.manifest import Manifest, ModelIdentity, first_start
+from pagedbatch.output.manifest import Manifest, first_start
 from pagedbatch.output.paths import OutputPaths, output_paths
 from pagedbatch.output.records import RecordWriter
 from pagedbatch.output.shard_outputs import describe_shard
@@ -31,7 +31,7 @@ from pagedbatch.run.setup import set_up_engine
 from pagedbatch.settings import RunSettings
 from pagedbatch.shard import shard_settings
 from pagedbatch.stats.memory import MemoryAccount
-from pagedbatch.stats.schema import Stats, Worker
+from pagedbatch.stats.schema import ModelIdentity, Stats, Worker
 from pagedbatch.wording import finished_of, plural
 
 _log = logging.getLogger(__name__)
@@ -216,7 +216,7 @@ def _manifest(settings: RunSettings, job_input: JobInput, paths: OutputPaths | N
     source, constraint = job_input.source, job_input.constraint
     manifest = Manifest(
         input=source.content,
-        model=ModelIdentity(settings.model, fingerprint),
+        model=ModelIdentity(name=settings.model, fingerprint=fingerprint),
         settings=settings.for_manifest()
         | {name: params[name] for name in settings.generation}
         | ({} if constraint is None else {"constraint": constraint.fingerprint})

@@ -41,29 +41,17 @@ class SequenceLengths:
         return self.prompt + self.output
 
 
-def reserve_max(lengths: SequenceLengths) -> int:
-    return max(lengths.limit, lengths.final)
-
-
-def reserve_pow2(lengths: SequenceLengths) -> int:
-    return min(lengths.prompt + next_power_of_two(lengths.output), reserve_max(lengths))
-
-
-def reserve_oracle(lengths: SequenceLengths) -> int:
-    return lengths.final
+def next_power_of_two(n: int) -> int:
+    """The smallest power of two that is at least `n` (>= 1)."""
+    return 1 << (n - 1).bit_length()
 
 
 #: Slots a sequence reserves at its start, by scheme, in the order of the paper's figure 2.
 SCHEMES: dict[str, Callable[[SequenceLengths], int]] = {
-    "max": reserve_max,
-    "pow2": reserve_pow2,
-    "oracle": reserve_oracle,
+    "max": lambda lengths: max(lengths.limit, lengths.final),
+    "pow2": lambda lengths: min(lengths.prompt + next_power_of_two(lengths.output), SCHEMES["max"](lengths)),
+    "oracle": lambda lengths: lengths.final,
 }
-
-
-def next_power_of_two(n: int) -> int:
-    """The smallest power of two that is at least `n` (>= 1)."""
-    return 1 << (n - 1).bit_length()
 
 
 class BuddyAllocator:
@@ -152,20 +140,10 @@ def replay(
         internal += steps * (reservation - lengths.final)
         external += steps * (chunk - reservation)
 
-    if replayed == 0:
-        lost = 1.0 if refused else 0.0
-        return ContiguousUse(
-            used=0.0,
-            reserved=0.0,
-            internal=0.0,
-            external=lost,
-            mean_sequences=0.0,
-            room=0.0,
-            replayed=replayed,
-            refused=refused,
-        )
-    total = used + reserved + internal + external
-    makespan = max(end for end, _, _ in running)
+    if refused and not replayed:
+        external = 1  # the whole memory is of no use
+    total = used + reserved + internal + external or 1
+    makespan = max((end for end, _, _ in running), default=1)
     return ContiguousUse(
         used=used / total,
         reserved=reserved / total,

@@ -5,7 +5,7 @@ A step costs a few additions, whatever the batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pagedbatch.outputs import BlockMap, EngineCounters, PoolCounts, RequestOutput, StepSnapshot
 from pagedbatch.params import GenerationParams
@@ -62,6 +62,7 @@ class Peaks:
     swapped: int = 0
 
 
+@dataclass(slots=True, kw_only=True)
 class MemoryAccount:
     """What the run's KV pool held, step by step.
 
@@ -70,24 +71,23 @@ class MemoryAccount:
     mean of filled slots / slots of live blocks, each over the steps that had a live block (PagedAttention, arXiv
     2309.06180, sections 2.2 and 6.3).
 
-    The attributes that are not parameters are what the functions of `stats.merge` put together.
+    The fields that are not parameters are what the functions of `stats.merge` put together.
     """
 
-    def __init__(self, *, num_blocks: int, block_size: int, block_bytes: int, max_num_seqs: int | None = None) -> None:
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self.block_bytes = block_bytes
-        self.max_num_seqs = max_num_seqs
-        self.sums = Sums()
-        self.gauges = Gauges()
-        self.peaks = Peaks()
-        self.counters = EngineCounters()
-        self.final_live: int | None = None
-        self.peak_map: BlockMap | None = None
-        self.steps = Timeline()
-        self.sample = RowSample()
-        self.prompts = LengthHistogram()
-        self.outputs = LengthHistogram()
+    num_blocks: int
+    block_size: int
+    block_bytes: int
+    max_num_seqs: int | None = None
+    sums: Sums = field(default_factory=Sums, init=False)
+    gauges: Gauges = field(default_factory=Gauges, init=False)
+    peaks: Peaks = field(default_factory=Peaks, init=False)
+    counters: EngineCounters = field(default_factory=EngineCounters, init=False)
+    final_live: int | None = field(default=None, init=False)
+    peak_map: BlockMap | None = field(default=None, init=False)
+    steps: Timeline = field(default_factory=Timeline, init=False)
+    sample: RowSample = field(default_factory=RowSample, init=False)
+    prompts: LengthHistogram = field(default_factory=LengthHistogram, init=False)
+    outputs: LengthHistogram = field(default_factory=LengthHistogram, init=False)
 
     def observe(self, snapshot: StepSnapshot) -> None:
         """Adds a step, right after it ran."""

@@ -321,8 +321,8 @@ class ShardInput(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardModel(Record):
-    """The model that answers."""
+class ModelIdentity(Record):
+    """The model that answers. Only the fingerprint counts."""
 
     name: str = key("as it was given")
     fingerprint: str = key("changes with its files")
@@ -337,7 +337,7 @@ class ShardInfo(Record):
     num_rows: Rows = key("its rows")
     of_rows: Rows = key("rows of the whole input")
     input: ShardInput = key("the input of all shards")
-    model: ShardModel = key("the model of all shards")
+    model: ModelIdentity = key("the model of all shards")
     settings: dict[str, Any] = key("settings on which the results depend; all shards must have the same")
 
     @property

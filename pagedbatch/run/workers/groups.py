@@ -57,13 +57,3 @@ def groups(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
 def pack(thing: list[Row] | FinishedGroup) -> bytes:
     """The bytes that travel between the processes of one run."""
     return pickle.dumps(thing, pickle.HIGHEST_PROTOCOL)
-
-
-def unpack_rows(data: bytes) -> list[Row]:
-    rows: list[Row] = pickle.loads(data)
-    return rows
-
-
-def unpack_finished(data: bytes) -> FinishedGroup:
-    group: FinishedGroup = pickle.loads(data)
-    return group

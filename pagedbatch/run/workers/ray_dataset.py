@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ from ray.data.datasource import ReadTask
 from pagedbatch.errors import PagedBatchError, RunError, UsageError
 from pagedbatch.outputs import StepSnapshot
 from pagedbatch.run.pending_rows import PendingRows
-from pagedbatch.run.workers.groups import FinishedGroup, GroupSizes, groups, pack, unpack_finished, unpack_rows
+from pagedbatch.run.workers.groups import FinishedGroup, GroupSizes, groups, pack
 from pagedbatch.run.workers.ledger import MAX_FAILED_STARTS, Failure, Ledger, Overview, WorkerHistory
 from pagedbatch.run.workers.placement import Placement
 from pagedbatch.run.workers.worker_engine import ResourceShare, WorkerPlan
@@ -95,7 +96,7 @@ def finished_groups(
     )
     for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
         for packed in batch[_COLUMN]:
-            yield unpack_finished(packed.as_py())
+            yield pickle.loads(packed.as_py())
 
 
 def _here() -> dict[str, str]:
@@ -142,7 +143,7 @@ class Worker:
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         try:
-            finished = [self._runner.run(unpack_rows(packed.as_py())) for packed in batch[_COLUMN]]
+            finished = [self._runner.run(pickle.loads(packed.as_py())) for packed in batch[_COLUMN]]
         except Exception as error:
             raise self._failed(error) from None
         return _table([pack(FinishedGroup(self._name, rows)) for rows in finished])
@@ -154,30 +155,30 @@ class Worker:
         return RuntimeError(message)
 
 
+@dataclass(frozen=True, slots=True)
 class _RayLedgerClient:
     """Calls the ledger from a worker. Reports are sent without waiting; they arrive before later calls."""
 
-    def __init__(self, worker: str, ledger: Any) -> None:
-        self._worker = worker
-        self._ledger = ledger
+    worker: str
+    ledger: Any
 
     def tries(self, rows: Sequence[int]) -> int:
-        tries: int = ray.get(self._ledger.tries.remote(rows))
+        tries: int = ray.get(self.ledger.tries.remote(rows))
         return tries
 
     def begin(self, rows: Sequence[int]) -> int:
-        tries: int = ray.get(self._ledger.begin.remote(self._worker, rows))
+        tries: int = ray.get(self.ledger.begin.remote(self.worker, rows))
         return tries
 
     def survived(self, rows: Sequence[int]) -> None:
-        ray.get(self._ledger.survived.remote(self._worker, rows))
+        ray.get(self.ledger.survived.remote(self.worker, rows))
 
     def settle(self, rows: Sequence[int]) -> None:
-        ray.get(self._ledger.settle.remote(self._worker, rows))
+        ray.get(self.ledger.settle.remote(self.worker, rows))
 
     def report(self, snapshot: StepSnapshot | None, account: MemoryAccount | None) -> None:
         packed = None if account is None else pickle.dumps(account, pickle.HIGHEST_PROTOCOL)
-        self._ledger.report.remote(self._worker, snapshot, packed)
+        self.ledger.report.remote(self.worker, snapshot, packed)
 
 
 def _table(packed: list[bytes]) -> pa.Table:

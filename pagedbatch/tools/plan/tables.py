@@ -15,7 +15,7 @@ from pagedbatch.tools.plan.forecast import Forecast
 from pagedbatch.tools.plan.plan import Forecasts, Plan
 from pagedbatch.tools.plan.rows import PlannedRows, PromptLengths
 from pagedbatch.tools.plan.sizes import Sizes
-from pagedbatch.tools.plan.verdict import Scheme, Verdict
+from pagedbatch.tools.plan.verdict import Scheme
 from pagedbatch.wording import percent, plural, size
 
 _POOL_FROM = {"num_blocks": "--num-blocks", "kv_memory": "--kv-memory"}
@@ -51,7 +51,8 @@ def _print_forecasts(plan: Plan, forecasts: Forecasts, console: Console) -> None
     _title(console, "The same memory, paged and contiguous", f"outputs: {forecasts.likely.outputs}")
     console.print(_schemes(forecasts.verdict.schemes, plan.sizes.token_bytes))
     console.print()
-    console.print(_words(forecasts.verdict))
+    verdict = forecasts.verdict
+    console.print(Text.assemble((verdict.headline, "bold"), f": {'; '.join(verdict.reasons)}."))
     console.print(_advice(forecasts, plan.sizes, "none of these rows" if of_all else "no row"))
 
 
@@ -103,21 +104,17 @@ def _memory(plan: Plan) -> Table:
 def _by_length(forecasts: Sequence[Forecast]) -> Table:
     """A column for each assumption, a line for each figure."""
     table = _table(*(each.outputs for each in forecasts), first="outputs")
-
-    def line(label: str, values: list[str]) -> None:
-        table.add_row(label, *values)
-
-    line("tokens per output", [f"{each.mean_output_tokens:,.0f}" for each in forecasts])
-    line("rows at once", [f"{each.mean_running_rows:,.1f}" for each in forecasts])
-    line("  at most", [f"{each.peak_running_rows:,}" for each in forecasts])
-    line("sequences at once", [f"{each.mean_running_sequences:,.1f}" for each in forecasts])
-    line("  at most", [f"{each.peak_running_sequences:,}" for each in forecasts])
-    line("blocks at peak", [f"{each.peak_live_blocks:,}" for each in forecasts])
-    line("  of the pool", [percent(each.peak_live_blocks / each.num_blocks) for each in forecasts])
-    line("sharing saves", [percent(each.sharing_saving) for each in forecasts])
-    line("prefixes found", [percent(each.prefix_hits) for each in forecasts])
-    line("KV that holds tokens", [percent(each.kv_used) for each in forecasts])
-    line("preemptions", [f"{each.preemptions:,}" for each in forecasts])
+    table.add_row("tokens per output", *(f"{each.mean_output_tokens:,.0f}" for each in forecasts))
+    table.add_row("rows at once", *(f"{each.mean_running_rows:,.1f}" for each in forecasts))
+    table.add_row("  at most", *(f"{each.peak_running_rows:,}" for each in forecasts))
+    table.add_row("sequences at once", *(f"{each.mean_running_sequences:,.1f}" for each in forecasts))
+    table.add_row("  at most", *(f"{each.peak_running_sequences:,}" for each in forecasts))
+    table.add_row("blocks at peak", *(f"{each.peak_live_blocks:,}" for each in forecasts))
+    table.add_row("  of the pool", *(percent(each.peak_live_blocks / each.num_blocks) for each in forecasts))
+    table.add_row("sharing saves", *(percent(each.sharing_saving) for each in forecasts))
+    table.add_row("prefixes found", *(percent(each.prefix_hits) for each in forecasts))
+    table.add_row("KV that holds tokens", *(percent(each.kv_used) for each in forecasts))
+    table.add_row("preemptions", *(f"{each.preemptions:,}" for each in forecasts))
     return table
 
 
@@ -143,10 +140,6 @@ def _schemes(schemes: Sequence[Scheme], token_bytes: int) -> Table:
         name = each.name if each is schemes[0] else f"contiguous {each.name}"
         table.add_row(name, percent(each.used), held, f"{each.at_once:,.1f}", f"{each.fit:,.0f}")
     return table
-
-
-def _words(verdict: Verdict) -> Text:
-    return Text.assemble((verdict.headline, "bold"), f": {'; '.join(verdict.reasons)}.")
 
 
 def _advice(forecasts: Forecasts, sizes: Sizes, nobody: str) -> Text:
