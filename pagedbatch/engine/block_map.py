@@ -1,4 +1,4 @@
-"""A bounded picture of who holds which blocks, taken when the pool is fuller than before. Knows tables, no pool."""
+"""A bounded picture of who holds which blocks, taken when the pool is fuller than before."""
 
 from __future__ import annotations
 
