@@ -180,14 +180,14 @@ def main() -> None:
         if not tests_pass(folder, arguments.tests, seconds=600):
             raise SystemExit("the tests fail before anything is changed")
         limit = 10 + 5 * (time.monotonic() - began)
-        chosen = [each for each in mutants(tree) if int(first) <= each[0] <= int(last)][:: arguments.every]
+        selected = [each for each in mutants(tree) if int(first) <= each[0] <= int(last)][:: arguments.every]
         survivors = 0
-        for line, what, source in chosen:
+        for line, what, source in selected:
             module.write_text(source, encoding="utf-8")
             if tests_pass(folder, arguments.tests, limit):
                 survivors += 1
                 print(f"{arguments.module}:{line}: {what}", flush=True)
-        print(f"{arguments.module}: {len(chosen)} mutations, {survivors} survived", flush=True)
+        print(f"{arguments.module}: {len(selected)} mutations, {survivors} survived", flush=True)
 
 
 if __name__ == "__main__":

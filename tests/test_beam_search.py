@@ -23,7 +23,7 @@ class Step:
     params: GenerationParams
     scores: list[float]
     ends: list[bool]
-    standing: list[float]
+    hypothesis_scores: list[float]
     length: int
     max_length: int
 
@@ -38,13 +38,14 @@ def steps(draw: st.DrawFn) -> Step:
     )
     # Quarters make ties frequent.
     scores = sorted(draw(st.lists(st.integers(-80, 0), min_size=1, max_size=3 * num_beams)), reverse=True)
+    so_far = draw(st.lists(st.integers(-80, 0), max_size=num_beams))
     length = draw(st.integers(1, 12))
     at_limit = draw(st.booleans())
     return Step(
         params=params,
         scores=[score / 4 for score in scores],
         ends=[at_limit or draw(st.booleans()) for _ in scores],
-        standing=sorted(draw(st.lists(st.integers(-80, 0).map(lambda s: s / 4), max_size=num_beams)), reverse=True),
+        hypothesis_scores=sorted((score / 4 for score in so_far), reverse=True),
         length=length,
         max_length=length if at_limit else draw(st.integers(length + 1, 20)),
     )
@@ -53,7 +54,7 @@ def steps(draw: st.DrawFn) -> Step:
 @given(steps())
 def test_select_follows_its_rules(step: Step) -> None:
     k, penalty = step.params.num_beams, step.params.length_penalty
-    verdict = select(step.params, step.scores, step.ends, step.standing, step.length, step.max_length)
+    verdict = select(step.params, step.scores, step.ends, step.hypothesis_scores, step.length, step.max_length)
 
     live_on: list[int] = []
     for candidate in range(len(step.scores)):
@@ -61,8 +62,8 @@ def test_select_follows_its_rules(step: Step) -> None:
             live_on.append(candidate)
     assert verdict.survivors == live_on
 
-    # Every hypothesis in a list of its own, the best picked one by one, a standing one before an equal new one.
-    hypotheses = [(score, "standing", i) for i, score in enumerate(step.standing)]
+    # Every hypothesis in a list of its own, the best picked one by one, an existing one before an equal new one.
+    hypotheses = [(score, "existing", i) for i, score in enumerate(step.hypothesis_scores)]
     hypotheses += [
         (step.scores[i] / step.length**penalty, "new", i) for i in range(min(k, len(step.scores))) if step.ends[i]
     ]
@@ -71,7 +72,7 @@ def test_select_follows_its_rules(step: Step) -> None:
         top = max(score for score, _, _ in hypotheses)
         best.append(next(each for each in hypotheses if each[0] == top))
         hypotheses.remove(best[-1])
-    assert verdict.kept == [i for _, kind, i in best if kind == "standing"]
+    assert verdict.kept == [i for _, kind, i in best if kind == "existing"]
     assert verdict.finished == [i for _, kind, i in best if kind == "new"]
     assert verdict.finished_scores == pytest.approx([score for score, kind, _ in best if kind == "new"])
 
@@ -100,13 +101,13 @@ def test_enough_candidates_that_every_beam_can_end_in_every_way(num_ends: int, w
 def decide(early_stopping: bool | str, length_penalty: float, **changes: Any) -> bool:
     """Two hypotheses of -1.0 and -1.2 stand after four tokens of at most eight; the best live beam sums to -6."""
     params = GenerationParams(num_beams=2, early_stopping=early_stopping, length_penalty=length_penalty)
-    arguments = {"scores": [-6.0, -7.0], "ends": [False, False], "standing": [-1.0, -1.2], "length": 4, "max_length": 8}
-    return select(params, **{**arguments, **changes}).done
+    arguments = {"scores": [-6.0, -7.0], "ends": [False, False], "hypothesis_scores": [-1.0, -1.2]}
+    return select(params, **{**arguments, "length": 4, "max_length": 8, **changes}).done
 
 
 def test_when_a_search_is_over() -> None:
     assert decide(True, 1.0)
-    assert not decide(True, 1.0, standing=[-1.0])
+    assert not decide(True, 1.0, hypothesis_scores=[-1.0])
     assert decide(False, 1.0)  # -6 / 4 = -1.5 is worse than -1.2
     assert not decide("never", 1.0)  # -6 / 8 = -0.75 is better
     assert decide("never", 1.0, max_length=5)  # -6 / 5 = -1.2 is no better

@@ -131,3 +131,26 @@ def test_a_group_whose_blocks_all_still_stand_draws_at_once(monkeypatch: pytest.
     batch = [request(0, 1, max_tokens=6, ignore_eos=True), request(1, 1, n=2, max_tokens=6, ignore_eos=True)]
     run = fake_run(batch, num_blocks=num_blocks, block_size=1, preemption="recompute")
     assert all(output.error is None for output in run.outputs.values())
+
+
+class LoggingRunner(FakeRunner):
+    """Says of each drawn token that it, and the one before it in the vocabulary, were the likeliest."""
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        drawn = super().execute(step)
+        samples = [
+            each._replace(top_logprobs=[[(token, -1.0), (token - 1, -2.0)] for token in each.token_ids])
+            for each in drawn.samples
+        ]
+        return replace(drawn, samples=samples)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_each_token_keeps_its_own_top_logprobs(n: int) -> None:
+    """Also in the first step, which draws all samples at once, and in the last."""
+    runner = LoggingRunner(60, 4, vocab_size=VOCABULARY)
+    run = fake_run([request(0, 6, n=n, max_tokens=8, logprobs=2, ignore_eos=True)], num_blocks=60, runner=runner)
+    outputs = run.outputs[0].outputs
+    assert [len(output.token_ids) for output in outputs] == [8] * n
+    for output in outputs:
+        assert output.top_logprobs == [[(token, -1.0), (token - 1, -2.0)] for token in output.token_ids]

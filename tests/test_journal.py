@@ -104,6 +104,19 @@ def test_a_changed_byte_is_refused_in_the_middle_and_redone_at_the_end(tmp_path:
                 assert [row for row in rows if row in journal] == rows[: line - 1]
 
 
+@pytest.mark.parametrize(
+    ("written", "other"),
+    [(b'"row": 1', b'"row": true'), (b'"row": 1', b'"row": 1.0'), (b'"ok": true', b'"ok": 1')],
+    ids=str,
+)
+def test_a_trailer_of_other_types_is_damaged(written: bytes, other: bytes) -> None:
+    """The checksum alone would take `true` for 1."""
+    line = seal(b'{"id": "a"}', row=1, ok=True)
+    assert unseal(line) is not None
+    assert written in line
+    assert unseal(line.replace(written, other)) is None
+
+
 @given(st.dictionaries(st.text(), st.text() | st.integers()), st.integers(0, 2**40), st.booleans())
 def test_sealing_and_unsealing(record: dict[str, object], row: int, ok: bool) -> None:
     data = json.dumps(record, ensure_ascii=True).encode()

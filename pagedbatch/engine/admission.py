@@ -78,8 +78,8 @@ def host_bytes_at_most(config: EngineConfig, group: SequenceGroup) -> int:
     needed += num_prompt * _listed(params.prompt_logprobs)
     if params.use_beam_search:
         num_ends = len(params.stop_token_ids) + len(config.eos_token_ids)
-        num_lowered = params.num_beams**2 if params.diversity_penalty else 0
-        candidates = num_candidates(params.num_beams, num_ends, num_lowered)
+        num_penalised = params.num_beams**2 if params.diversity_penalty else 0
+        candidates = num_candidates(params.num_beams, num_ends, num_penalised)
         if config.vocab_size is not None:
             candidates = min(candidates, params.num_beams * config.vocab_size)
             needed += params.num_beams * config.vocab_size * _SCORE_BYTES

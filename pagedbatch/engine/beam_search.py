@@ -31,7 +31,7 @@ class BeamStep:
     """The verdict on one step's candidates, as indices into them.
 
     `survivors` live on, best first; `finished` become hypotheses with `finished_scores`. `kept` are the indices of the
-    standing hypotheses that stay among the best `num_beams`.
+    existing hypotheses that stay among the best `num_beams`.
     """
 
     survivors: list[int]
@@ -41,13 +41,13 @@ class BeamStep:
     done: bool
 
 
-def num_candidates(num_beams: int, num_end_tokens: int, num_lowered: int = 0) -> int:
+def num_candidates(num_beams: int, num_end_tokens: int, num_penalised: int = 0) -> int:
     """How many candidates a step must look at so that `num_beams` of them do not end.
 
-    Every beam can end in at most `num_end_tokens` ways; at least two candidates per beam are looked at. The best after
-    `num_lowered` of them were lowered are among the best `num_lowered` more.
+    Every beam can end in at most `num_end_tokens` ways; at least two candidates per beam are looked at. If a penalty
+    lowers at most `num_penalised` of them, that many more are looked at.
     """
-    return max(2, 1 + num_end_tokens) * num_beams + num_lowered
+    return max(2, 1 + num_end_tokens) * num_beams + num_penalised
 
 
 def diversify(result: BeamResult, taken: Mapping[int, int], penalty: float, wanted: int) -> BeamResult:
@@ -109,7 +109,7 @@ def select(
     params: GenerationParams,
     scores: Sequence[float],
     ends: Sequence[bool],
-    standing: Sequence[float],
+    hypothesis_scores: Sequence[float],
     length: int,
     max_length: int,
 ) -> BeamStep:
@@ -119,7 +119,7 @@ def select(
         params: `beams_per_group`, `length_penalty` and `early_stopping` of the request.
         scores: summed logprob of each candidate with its new token, best first.
         ends: whether each is complete (end token, stop string, length limit); up to the last that can live on.
-        standing: scores of the beam group's hypotheses so far.
+        hypothesis_scores: of the beam group's hypotheses so far.
         length: generated tokens of the candidates, the new one included.
         max_length: maximum number of generated tokens.
     """
@@ -128,9 +128,9 @@ def select(
 
     # Ends outside the best num_beams are dropped: those candidates were only looked at to find enough survivors.
     ended = [i for i, end in enumerate(ends[:num_beams]) if end]
-    merged = [(score, 0, i) for i, score in enumerate(standing)]
+    merged = [(score, 0, i) for i, score in enumerate(hypothesis_scores)]
     merged += [(length_penalised(scores[i], length, params.length_penalty), 1, i) for i in ended]
-    merged.sort(key=lambda entry: -entry[0])  # stable: a standing hypothesis wins a tie
+    merged.sort(key=lambda entry: -entry[0])  # stable: an existing hypothesis wins a tie
     best = merged[:num_beams]
 
     return BeamStep(

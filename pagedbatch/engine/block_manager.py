@@ -94,7 +94,7 @@ class BlockManager:
         return PrefixCache.ROOT if self.prefix_cache else group_key + 1
 
     def match_prefix(self, root: int, token_ids: list[int]) -> list[CachedBlock]:
-        """The longest run of standing blocks that begin `token_ids`, leaving at least one token to compute."""
+        """The longest run of cached or live blocks that begin `token_ids`, leaving at least one token to compute."""
         matched: list[CachedBlock] = []
         parent_hash = root
         for end in range(self.block_size, len(token_ids), self.block_size):
@@ -280,7 +280,7 @@ class BlockManager:
             self.swap_pool.free(host)
 
     def forget_contents(self) -> None:
-        """From now on nothing is shared because of what stands in a block already."""
+        """From now on no block is found by its contents as they are now."""
         self._cache.clear()
         self.pool.release_cached()
 

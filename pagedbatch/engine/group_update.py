@@ -43,7 +43,7 @@ class GroupUpdater:
         its place.
         """
         group, parent = seq.group, seq.tail
-        if parent is not None and result.token_ids:  # most of all: one sample, which goes on
+        if parent is not None and result.token_ids:  # the usual case: one sample, which goes on
             token_id, logprob = result.token_ids[0], result.logprobs[0]
             if self._stops.check(task.params, parent, token_id) is None:
                 top = None if result.top_logprobs is None else result.top_logprobs[0]
@@ -123,12 +123,12 @@ class GroupUpdater:
         finishes = self._finishes(params, beams, result)
         goes_on = (token_id for token_id, f in zip(result.token_ids, finishes, strict=False) if f in (None, LENGTH))
         taken.update(islice(goes_on, width))
-        standing = [hypothesis for hypothesis in group.finished if hypothesis.beam_group == number]
+        hypotheses_before = [hypothesis for hypothesis in group.finished if hypothesis.beam_group == number]
         step = beam_search.select(
             params,
             scores=result.scores,
             ends=[finish is not None for finish in finishes],
-            standing=[_score(hypothesis) for hypothesis in standing],
+            hypothesis_scores=[_score(hypothesis) for hypothesis in hypotheses_before],
             length=task.position + 1,
             max_length=params.max_tokens,
         )
@@ -138,7 +138,7 @@ class GroupUpdater:
             return TokenNode(result.token_ids[i], result.logprobs[i], beams[result.parents[i]].tail, top)
 
         hypotheses = [hypothesis for hypothesis in group.finished if hypothesis.beam_group != number]
-        hypotheses += [standing[i] for i in step.kept]
+        hypotheses += [hypotheses_before[i] for i in step.kept]
         for i, score in zip(step.finished, step.finished_scores, strict=True):
             finish = finishes[i] or LENGTH
             hypotheses.append(
@@ -162,7 +162,7 @@ class GroupUpdater:
 
     def _fork_and_free(self, generation: list[Sequence], parents: list[Sequence]) -> list[Sequence]:
         """One child for each entry of `parents`, in order; members of `generation` without a child are freed."""
-        if generation == parents:  # most steps of most samples
+        if generation == parents:  # the usual case
             return parents
         children_left = Counter(parent.seq_id for parent in parents)
         dead = [seq.seq_id for seq in generation if seq.seq_id not in children_left]

@@ -36,21 +36,21 @@ class PrefixCache:
         return block_id in self._by_block
 
     def find(self, parent_hash: int, tokens: tuple[int, ...]) -> CachedBlock | None:
-        """The entry of the block that holds `tokens` after the prefix `parent_hash`, if one stands in the pool."""
+        """The entry of the block that holds `tokens` after the prefix `parent_hash`, if the pool has one."""
         entry = self._by_hash.get(hash((parent_hash, tokens)))
         if entry is None or entry.parent_hash != parent_hash or entry.tokens != tokens:
             return None
         return entry
 
     def insert(self, parent_hash: int, tokens: tuple[int, ...], block_id: int) -> CachedBlock | None:
-        """The entry for these contents: the standing one if another block holds them already, else a new one.
+        """The entry for these contents: the existing one if another block already holds them, else a new one.
 
         None when other contents have the same hash: nothing after this prefix can then be cached.
         """
         chain_hash = hash((parent_hash, tokens))
-        standing = self._by_hash.get(chain_hash)
-        if standing is not None:
-            return standing if standing.parent_hash == parent_hash and standing.tokens == tokens else None
+        existing = self._by_hash.get(chain_hash)
+        if existing is not None:
+            return existing if existing.parent_hash == parent_hash and existing.tokens == tokens else None
         entry = CachedBlock(chain_hash, parent_hash, tokens, block_id)
         self._by_hash[chain_hash] = entry
         self._by_block[block_id] = entry

@@ -14,7 +14,7 @@ from pagedbatch.sequence import TokenNode, output_token_ids
 #: Text of generated token ids; the second argument says whether special tokens are left out.
 Detokenize = Callable[[list[int], bool], str]
 
-_BYTES_A_CHARACTER = 4
+_BYTES_PER_CHARACTER = 4
 #: What decoders show for bytes that make no character yet.
 _HALF_A_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
@@ -64,14 +64,14 @@ class StopChecker:
         """The stop string that comes first in the text, if the newest token completed one.
 
         Only a window of tokens is decoded. A token that shows at all holds at least one byte and a character at most
-        four, so that four tokens a character, and some for what decoders do at a border, always cover a match. Where
+        four, so that four tokens per character, and some for what decoders do at a border, always cover a match. Where
         the window begins inside a character, some decoders show marks for all that follows: then it begins later.
         """
         if self._detokenize is None:
             return None
-        window = _BYTES_A_CHARACTER * max(map(len, params.stop)) + 8
+        window = _BYTES_PER_CHARACTER * max(map(len, params.stop)) + 8
         recent = output_token_ids(tail, last=window)
-        for begin in range(_BYTES_A_CHARACTER):
+        for begin in range(_BYTES_PER_CHARACTER):
             text = self._detokenize(recent[begin:], params.skip_special_tokens)
             if any(s in text for s in params.stop):
                 break
@@ -86,7 +86,7 @@ class StopChecker:
 def find_stop_string(params: GenerationParams, token_ids: list[int], detokenize: Detokenize) -> tuple[int, str] | None:
     """Where in the text of `token_ids` the first stop string begins, and which it is.
 
-    One that stood there whole before `min_tokens` does not count: no token that may end the output completed it.
+    One that was complete before `min_tokens` does not count: no token that may end the output completed it.
     """
     text = detokenize(token_ids, params.skip_special_tokens)
     before = token_ids[: max(0, params.min_tokens - 1)]

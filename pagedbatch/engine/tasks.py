@@ -55,7 +55,7 @@ def _add_searches(
 ) -> None:
     """A task for each beam group; those before it may have a say in which of its candidates are the best."""
     params, beams = group.params, group.sequences
-    num_ends, rivals = stops.num_end_tokens(params), 0
+    num_ends, num_penalised_beams = stops.num_end_tokens(params), 0
     for number, places in group.beam_groups():
         own = slice(places.start, places.stop)
         builder.beams.append(
@@ -63,7 +63,7 @@ def _add_searches(
                 seq_indices=range(seq_indices[places[0]], seq_indices[places[-1]] + 1),
                 params=params,
                 scores=[seq.cumulative_logprob for seq in beams[own]],
-                num_candidates=num_candidates(params.beams_per_group, num_ends, rivals * len(places)),
+                num_candidates=num_candidates(params.beams_per_group, num_ends, num_penalised_beams * len(places)),
                 position=beams[0].num_output_tokens,  # beams keep step with each other
                 histories=None if histories is None else histories[own],
                 allowed=None if allowed is None else allowed[own],
@@ -72,4 +72,4 @@ def _add_searches(
         )
         builder.searchers.append(group)
         if params.diversity_penalty:
-            rivals += params.beams_per_group
+            num_penalised_beams += params.beams_per_group

@@ -33,7 +33,7 @@ def beam_device_tasks(
         logits: [batch_size, vocab_size], the beams of one task after the other.
         eos_token_ids: not allowed before `min_tokens`.
         ops: called for at most `max_batch_size` positions, or one task if it is wider.
-        num_token_ids: ids from here on are no tokens, and never chosen.
+        num_token_ids: ids from here on are no tokens, and are never returned.
     """
     max_batch_size = ops.max_batch_size(logits)
     device_tasks: list[DeviceTask[list[BeamResult]]] = []

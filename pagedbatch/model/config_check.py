@@ -239,12 +239,12 @@ def _positive(config: Any, name: str, place: str) -> int:
 
 
 def _check_experts(config: Any, place: str) -> None:
-    chosen = getattr(config, "num_experts_per_tok", None) or getattr(config, "moe_k", None)
+    num_active = getattr(config, "num_experts_per_tok", None) or getattr(config, "moe_k", None)
     names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
     present = [(name, getattr(config, name, None)) for name in names]
     for name, number in present:
-        if is_integer(chosen) and is_integer(number) and not 1 <= chosen <= number:
-            raise UsageError(f"{place}: {chosen} experts per token (num_experts_per_tok) of {name} {number}")
+        if is_integer(num_active) and is_integer(number) and not 1 <= num_active <= number:
+            raise UsageError(f"{place}: {num_active} experts per token (num_experts_per_tok) of {name} {number}")
     groups, chosen_groups = (getattr(config, name, None) for name in ("n_group", "topk_group"))
     if is_integer(groups) and is_integer(chosen_groups) and chosen_groups > groups:
         raise UsageError(f"{place}: topk_group {chosen_groups} is more than n_group {groups}")

@@ -127,7 +127,7 @@ def choose_pool_size(
         UsageError: not even one block fits.
     """
     block_bytes = config.cache_shape(block_size).block_bytes(dtype)
-    chosen = choose_num_blocks(
+    num_pool_blocks = choose_num_blocks(
         block_bytes,
         device,
         num_blocks=num_blocks,
@@ -136,7 +136,7 @@ def choose_pool_size(
         memory_share=memory_share,
         reserved_bytes=reserved_bytes,
     )
-    return PoolSize(chosen, swap_space // block_bytes, block_bytes)
+    return PoolSize(num_pool_blocks, swap_space // block_bytes, block_bytes)
 
 
 def choose_num_blocks(

@@ -28,7 +28,7 @@ class Sampler:
     Args:
         eos_token_ids: not allowed before `min_tokens`.
         sampling_ops: functions of logits on the device; None: those in torch.
-        num_token_ids: ids from here on are no tokens, and never chosen; None: all of the vocabulary are tokens.
+        num_token_ids: ids from here on are no tokens, and are never drawn; None: all of the vocabulary are tokens.
     """
 
     def __init__(

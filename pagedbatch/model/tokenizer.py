@@ -141,4 +141,4 @@ def _blame(fast: Path) -> Path | str:
             Tokenizer.from_file(str(fast))
     except UsageError:
         return fast
-    return f"{fast.parent / 'tokenizer_config.json'} or what stands beside it"
+    return f"{fast.parent / 'tokenizer_config.json'} or a file beside it"

@@ -80,12 +80,12 @@ def invert_cdf(probs: Tensor, batch_indices: Tensor, uniforms: Tensor) -> Tensor
     # Below the total even for the largest uniform, 1 - 2**-53: that product never rounds up to it.
     targets = uniforms.unsqueeze(1) * span_ends[:, -1:]
     # right=True skips tokens of probability 0: the first cumulative sum strictly above the target.
-    chosen = torch.searchsorted(span_ends, targets, right=True)
-    before = torch.where(chosen > 0, span_ends.gather(1, (chosen - 1).clamp(min=0)), 0.0)
-    within = spans[batch_indices, chosen.squeeze(1)].double()
+    span_indices = torch.searchsorted(span_ends, targets, right=True)
+    before = torch.where(span_indices > 0, span_ends.gather(1, (span_indices - 1).clamp(min=0)), 0.0)
+    within = spans[batch_indices, span_indices.squeeze(1)].double()
     ends = before + within.cumsum(dim=-1)
     offset = torch.searchsorted(ends, targets, right=True)
     # The span's own sum may be rounded up a little above `ends`: then its last possible token is meant.
     ids = torch.arange(_SPAN, device=probs.device)
     last = torch.where(within > 0, ids, -1).amax(dim=-1, keepdim=True)
-    return (chosen * _SPAN + torch.minimum(offset, last)).squeeze(1)
+    return (span_indices * _SPAN + torch.minimum(offset, last)).squeeze(1)

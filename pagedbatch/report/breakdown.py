@@ -32,8 +32,8 @@ def _spread(rows: Sequence[int]) -> str:
     """`2: 56 to 64 rows each`."""
     if not rows:
         return "none started"
-    least, most = min(rows), max(rows)
-    return f"{len(rows):,}: {f'{least:,} to ' if least < most else ''}{plural(most, 'row')}{' each' * (len(rows) > 1)}"
+    low, high = min(rows), max(rows)
+    return f"{len(rows):,}: {f'{low:,} to ' if low < high else ''}{plural(high, 'row')}{' each' * (len(rows) > 1)}"
 
 
 def print_breakdown(stats: Stats, console: Console) -> None:

@@ -12,7 +12,7 @@ All three get their region from a buddy allocator, as in the paper. Every slot o
 - used: holds a token;
 - reserved: will hold one before the sequence ends;
 - internal: reserved, never to hold one;
-- external: lost to the allocator, either what a buddy chunk has over the reservation, or what stands free although the
+- external: lost to the allocator, either what a buddy chunk has over the reservation, or what is free although the
   head of the queue waits for memory. Free memory that nobody waits for is not counted.
 
 With log-normal lengths of ShareGPT's means and the paper's memory (15.7 k slots) this gives its figure back within 7

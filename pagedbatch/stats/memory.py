@@ -54,7 +54,7 @@ class Gauges:
 
 @dataclass(slots=True)
 class Peaks:
-    """The most that a step had at once."""
+    """Maxima over the steps of what a step had at once."""
 
     live: int = 0
     shared: int = 0

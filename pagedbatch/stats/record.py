@@ -24,8 +24,8 @@ class Number:
     """
 
     unit: str = ""
-    least: float = 0
-    most: float = 10**15
+    minimum: float = 0
+    maximum: float = 10**15
 
 
 def key(help: str, *, default: Any = dataclasses.MISSING, optional: bool = False) -> Any:
@@ -54,7 +54,7 @@ class Record:
         """The record in JSON data. Unknown keys are ignored: a newer version may have written them.
 
         Raises:
-            RecordError: a key is missing, or its value does not fit; `place` is where the record stands.
+            RecordError: a key is missing, or its value does not fit; `place` is where the record is.
         """
         if not isinstance(value, dict):
             raise RecordError(f"{place or 'the file'} is not an object")
@@ -134,6 +134,6 @@ def _read(kind: Any, value: Any, place: str) -> Any:
 def _read_number(kind: type, limits: Number, value: Any, place: str) -> Any:
     """An int stays one where a float is expected, so that it is written as it was read."""
     is_number = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
-    if not is_number or not limits.least <= value <= limits.most:
+    if not is_number or not limits.minimum <= value <= limits.maximum:
         raise RecordError(f"{place} is not a valid {'count' if kind is int else 'number'}")
     return value

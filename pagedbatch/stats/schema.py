@@ -18,7 +18,7 @@ Blocks = Annotated[int, Number("blocks")]
 MeanBlocks = Annotated[float, Number("blocks")]
 Bytes = Annotated[int, Number("bytes")]
 Seconds = Annotated[float, Number("seconds")]
-Share = Annotated[float, Number("share, 0 to 1", most=1)]
+Share = Annotated[float, Number("share, 0 to 1", maximum=1)]
 Count = Annotated[int, Number("count")]
 
 #: Where a contiguous system's memory goes, in the order of the paper's figure 2. They add up to 1.
@@ -143,7 +143,7 @@ class HeldBlocks(Record):
 
     row: RowNumber = key("its row")
     num_blocks: Blocks = key("length of its table")
-    runs: list[tuple[Annotated[int, Number(least=-1)], Annotated[int, Number(least=1, most=512)]]] = key(
+    runs: list[tuple[Annotated[int, Number(minimum=-1)], Annotated[int, Number(minimum=1, maximum=512)]]] = key(
         "its beginning as runs `[first number, length]`; equal numbers are one block, -1 marks dropped blocks"
     )
 
@@ -166,25 +166,25 @@ class PoolMemory(Record):
     """
 
     num_blocks: Blocks = key("size of the pool")
-    block_size: Annotated[int, Number("tokens", least=1)] = key("token slots of a block")
+    block_size: Annotated[int, Number("tokens", minimum=1)] = key("token slots of a block")
     block_bytes: Bytes = key("size of a block over all layers, K and V")
-    peak_live_blocks: Blocks = key("most live blocks; a live block is in the table of at least one sequence")
+    peak_live_blocks: Blocks = key("maximum of live blocks; a live block is in the table of at least one sequence")
     mean_live_blocks: MeanBlocks = key("live blocks on average")
     mean_logical_blocks: MeanBlocks = key("summed length of all block tables on average: live blocks without sharing")
     final_live_blocks: Blocks | None = key(
         "live blocks after the last row: if not 0, they were leaked; null if unknown", default=None
     )
-    peak_shared_blocks: Blocks = key("most blocks in the tables of two or more sequences", default=0)
+    peak_shared_blocks: Blocks = key("maximum of blocks in the tables of two or more sequences", default=0)
     sharing_saving: Share | None = key("mean of `1 - live / logical` over the steps with a live block; null: none had")
     kv_used: Share | None = key(
         "mean of `filled slots / slots of live blocks` over the steps with a live block; null: none had"
     )
     mean_running_sequences: MeanSequences = key("sequences that ran at once, on average")
-    peak_running_sequences: Sequences = key("most sequences that ran at once", default=0)
+    peak_running_sequences: Sequences = key("maximum of sequences that ran at once", default=0)
     cow_copies: Blocks = key("blocks that were copied on write")
     preemptions: Preemptions = key("groups that lost their blocks for a while")
     swapped_blocks: Blocks = key("blocks moved to host memory and blocks moved back, together")
-    peak_swapped_blocks: Blocks = key("most blocks that were in host memory at once", default=0)
+    peak_swapped_blocks: Blocks = key("maximum of blocks that were in host memory at once", default=0)
     swapped_out_blocks: Blocks = key("blocks moved to host memory", default=0)
     swapped_in_blocks: Blocks = key("blocks moved back", default=0)
     swapped_bytes: Bytes = key("`swapped_blocks * block_bytes`", default=0)
@@ -241,7 +241,7 @@ class TimelinePoint(Record):
     """Some steps of the run, equally many in every point but the last. Blocks, slots, sequences and rows are means."""
 
     step: Annotated[int, Number("step number")] = key("its first step, from 1", default=1)
-    steps: Steps = key("steps that it stands for")
+    steps: Steps = key("number of steps in it")
     seconds: Seconds = key("step time of the run up to its end")
     private: MeanBlocks = key("live blocks in the table of one sequence")
     shared: MeanBlocks = key("live blocks in the tables of two or more")
@@ -281,7 +281,7 @@ class LengthCounts(Record):
     min: Tokens | None = key("shortest")
     max: Tokens | None = key("longest")
     histogram: list[tuple[Tokens, Tokens, Count]] = key(
-        "texts by length, in powers of two: `[least tokens, most tokens, texts]`, ascending, empty ones left out"
+        "texts by length, in powers of two: `[minimum tokens, maximum tokens, texts]`, ascending, empty ones left out"
     )
 
     def check(self, dot: str) -> None:

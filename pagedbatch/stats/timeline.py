@@ -63,7 +63,7 @@ class _Sums:
 class Timeline:
     """At most `max_points` (even) points of equally many steps each; the last may hold fewer.
 
-    When it is full, neighbours are merged and every point stands for twice as many steps, so that a run of any length
+    When it is full, neighbours are merged and every point covers twice as many steps, so that a run of any length
     costs bounded memory and, on average, O(1) per step.
     """
 

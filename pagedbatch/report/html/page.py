@@ -16,7 +16,7 @@ from pagedbatch.stats.schema import Stats
 
 T = TypeVar("T")
 
-#: Inches. A figure's letters keep their size whether it stands alone or beside others.
+#: Inches. The width of a figure: alone, and beside that of another run. Its letters have the same size in both.
 _ALONE, _BESIDE = 8.6, 6.0
 
 #: The page needs nothing from anywhere; with this no browser would fetch anything either.

@@ -1,7 +1,7 @@
 """The colours of the page by name, light and dark.
 
 Figures are drawn in placeholder colours, one for each name. On the page, CSS variables replace them, so that it follows
-the reader's theme; in a picture that stands alone, the light colours do.
+the reader's theme; in a picture outside a page, the light colours do.
 """
 
 from __future__ import annotations
