@@ -30,14 +30,14 @@ class LayerCache(ctypes.Structure):
 
 class AttentionArgs(ctypes.Structure):
     _fields_ = (
-        *_fields(c_void_p, "query output sinks"),
+        *_fields(c_void_p, "query output sinks position_bias"),
         *_fields(LayerCache, "cache"),
         *_fields(c_void_p, "block_tables seq_lens query_start_loc"),
         *_fields(c_void_p, "prefix_tables prefix_lens prefix_start_loc seq_prefix_lens"),
         *_fields(c_int64, "token_stride head_stride table_width prefix_table_width"),
-        *_fields(c_int32, "num_seqs num_prefixes num_tokens num_heads window"),
+        *_fields(c_int32, "num_seqs num_prefixes num_tokens num_heads window bias_reach"),
         *_fields(c_float, "scale softcap"),
-        *_fields(c_int32, "is_bfloat16 num_threads"),
+        *_fields(c_int32, "is_causal is_bfloat16 num_threads"),
     )
 
 
