@@ -88,6 +88,7 @@ def plan_passes(
             queries_per_kv=num_heads // num_kv_heads,
             head_size=head_size,
             itemsize=query.element_size(),
+            has_bias=position_bias is not None,
         )
 
     shared = batch.prefixes_for(sliding_window, position_bias)

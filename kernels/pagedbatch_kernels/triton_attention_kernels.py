@@ -50,6 +50,12 @@ def _tanh(x):
 
 
 @triton.jit
+def _bias_of_tile(table_ptr, reach, distance):
+    """What is added to each score, for the query's minus the key's position; `table_ptr` to each row's head."""
+    return tl.load(table_ptr + tl.minimum(tl.maximum(reach - 1 - distance, 0), 2 * reach - 2))
+
+
+@triton.jit
 def _dot(a, b, acc):
     # Triton's interpreter multiplies the bits of bfloat16 as integers.
     if INTERPRETED:
@@ -165,6 +171,10 @@ def attention_kernel(
     table_ptr = block_tables_ptr + run.to(tl.int64) * stride_table
     key_ptr += kv_head * stride_kv_head
     value_ptr += kv_head * stride_kv_head
+    if bias_ptr is not None:
+        # Loaded one tile ahead: Triton would keep as many tiles of a load within the loop as of K in shared memory.
+        bias_ptr += head[:, None] * (2 * bias_reach - 1)
+        bias = _bias_of_tile(bias_ptr, bias_reach, position[:, None] - (kv_begin + tl.arange(0, BLOCK_N))[None, :])
     for start in range(kv_begin, kv_end, BLOCK_N):
         position_kv = start + tl.arange(0, BLOCK_N)
         # Slots past the end may hold NaN: they must not be read, as 0 * NaN would be NaN.
@@ -178,8 +188,8 @@ def attention_kernel(
         distance = position[:, None] - position_kv[None, :]
         score_scale = scale
         if bias_ptr is not None:
-            entry = tl.minimum(tl.maximum(bias_reach - 1 - distance, 0), 2 * bias_reach - 2)
-            scores = scores * scale + tl.load(bias_ptr + head[:, None] * (2 * bias_reach - 1) + entry)
+            scores = scores * scale + bias
+            bias = _bias_of_tile(bias_ptr, bias_reach, distance - BLOCK_N)
             score_scale = 1.0
         if softcap is not None:
             scores = _tanh(scores * (score_scale / softcap)) * (softcap * LOG2_E)
