@@ -92,6 +92,7 @@ FUNCTIONS: dict[str, tuple[Any, Sequence[Any]]] = {
     "write_kv": (c_bool, [POINTER(WriteKvArgs)]),
     "copy_blocks": (c_bool, [*[c_void_p] * 4, *[c_int64] * 5]),
     "rms_norm": (None, [*[c_void_p] * 3, c_int64, c_int64, c_float, c_int32, c_int32]),
+    "layer_norm": (None, [*[c_void_p] * 4, c_int64, c_int64, c_float, c_int32, c_int32]),
     "rope_and_write_kv": (c_bool, [POINTER(RopeArgs)]),
     "panel_width": (c_int32, []),
     "has_matrix_unit": (c_bool, []),
