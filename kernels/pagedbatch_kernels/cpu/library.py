@@ -65,7 +65,7 @@ class GemmArgs(ctypes.Structure):
     _fields_ = (
         *_fields(c_void_p, "input weight bias residual output next_weight"),
         *_fields(c_int64, "m k n next_k next_num_panels"),
-        *_fields(c_int32, "is_swiglu is_bfloat16 num_threads"),
+        *_fields(c_int32, "is_gated activation is_bfloat16 num_threads"),
     )
 
 

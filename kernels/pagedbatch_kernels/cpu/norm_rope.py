@@ -44,7 +44,7 @@ class NormRope:
         return output
 
     def layer_norm(self, values: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
-        """`values` [num_tokens, size] moved to mean 0 and scaled to variance 1, times `weight` [size], plus `bias` [size].
+        """`values` [num_tokens, size] at mean 0 and variance 1, times `weight` [size], plus `bias` [size].
 
         See arXiv 1607.06450. A residual is added by the product before it (`PackedGemm.matmul`).
 
