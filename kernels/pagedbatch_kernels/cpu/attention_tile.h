@@ -208,8 +208,8 @@ class AttentionTile {
     }
   }
 
-  //! Scales the scores of the n-th row of the tile, and adds the bias.
-  void add_bias(int row, int n, int begin, int end, const TokenLocations& tokens) {
+  //! Scales the scores of the n-th row of the tile, and adds the bias. Not inlined, for the sake of calls without one.
+  __attribute__((noinline)) void add_bias(int row, int n, int begin, int end, const TokenLocations& tokens) {
     const float* const bias = bias_.chunk(head_[row], tokens.chunk - position_[row]);
     const Vec scale = broadcast(std::abs(args_.scale));
     for (int i = begin; i < end; i += LANES) {
