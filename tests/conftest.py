@@ -6,6 +6,7 @@ pytest --shuffle 7      modules, and the tests of each, in an order that the num
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import sys
@@ -93,6 +94,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         writer = session.config.get_terminal_writer()
         writer.fullwidth = writer.fullwidth
     environment.clean()
+    # Without a handler, Python prints warnings to stderr: the command line has its own, which tests of a job have not.
+    logging.getLogger("pagedbatch").addHandler(logging.NullHandler())
 
 
 def pytest_configure(config: pytest.Config) -> None:

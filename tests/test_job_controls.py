@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from log_lines import log_lines
 from workplace import View, Workplace
 
 CONTEXT = 256  # of the table model; the random one has 512
@@ -61,8 +60,7 @@ def test_prompt_logprobs_in_openai_shape(letters: Workplace) -> None:
 
 def test_prompts_around_the_context(letters: Workplace, capfd: pytest.CaptureFixture[str]) -> None:
     lengths = [1, CONTEXT - 1, CONTEXT, CONTEXT + 1, 5000]
-    with log_lines():
-        records = answered(letters, [{"prompt": "z" * length} for length in lengths], max_tokens=20, ignore_eos=True)
+    records = answered(letters, [{"prompt": "z" * length} for length in lengths], max_tokens=20, ignore_eos=True)
     assert [record["status"] for record in records] == ["ok", "ok", "error", "error", "error"]
     assert [record["usage"]["completion_tokens"] for record in records] == [20, 1, 0, 0, 0]
     assert "the prompt has 5000 tokens, and the model's limit of 256 leaves no room for one" in records[4]["error"]
