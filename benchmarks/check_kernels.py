@@ -2,9 +2,10 @@
 
 For every target, each tile that `choose_config` picks for decode, prefill and shared-prefix shapes is compiled:
 bfloat16 at head sizes 64, 80, 128, 192 and 256 (powers of two, and both ways to pad), float16 at 128, float32 at 64,
-128 and 256; bare, and with all features at once (window, soft cap, sinks, splits, shared prefix, seven query heads per
-KV head). Then the merge and the cache kernels. Exits with 1 if a variant spills registers, uses more shared memory than
-the target has or than estimated, or lacks a matrix instruction that its tile is meant for.
+128 and 256; bare, not causal, and with all features at once (window, soft cap, sinks, splits, shared prefix, seven
+query heads per KV head), and with the tiles for a position bias: not causal, and causal in splits. Then the merge and
+the cache kernels. Exits with 1 if a variant spills registers, uses more shared memory than the target has or than
+estimated, or lacks a matrix instruction that its tile is meant for.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from pagedbatch_kernels.launch import (
     LaunchShape,
     Tile,
     choose_config,
-    next_power_of_two,
 )
 from pagedbatch_kernels.triton_attention_kernels import attention_kernel, merge_kernel
 from pagedbatch_kernels.triton_cache import _copy_blocks_kernel, _write_kv_kernel
@@ -85,23 +85,25 @@ def attention_variants(target: str) -> Iterator[Variant]:
     """Every tile that `choose_config` picks for the target, bare and with all features."""
     for dtype, head_sizes in {"bf16": (64, 80, 128, 192, 256), "fp16": (128,), "fp32": (64, 128, 256)}.items():
         for head_size in head_sizes:
-            for tile in picked_tiles(target, head_size, BITS[dtype] // 8):
-                for features in ("bare", "prefix", "all") if tile.block_m > 16 else ("bare", "all"):
-                    yield attention_variant(target, dtype, head_size, tile, features)
+            for features in ("bare", "cross", "prefix", "all", "bias", "causal bias"):
+                shapes = launch_shapes(head_size, BITS[dtype] // 8, has_bias="bias" in features)
+                for tile in dict.fromkeys(choose_config(shape, TARGETS[target][1]).tile for shape in shapes):
+                    if features != "prefix" or tile.block_m > 16:
+                        yield attention_variant(target, dtype, shapes[0], tile, features)
 
 
-def picked_tiles(target: str, head_size: int, itemsize: int) -> list[Tile]:
-    shapes = [
-        LaunchShape(num_runs, num_runs * query_len, query_len, 4096, 8, queries_per_kv, head_size, itemsize)
+def launch_shapes(head_size: int, itemsize: int, *, has_bias: bool) -> list[LaunchShape]:
+    return [
+        LaunchShape(num_runs, num_runs * query_len, query_len, 4096, 8, queries_per_kv, head_size, itemsize, has_bias)
         for num_runs in (1, 8, 256)
         for query_len in (1, 16, 100, 2048)
         for queries_per_kv in (1, 4, 48)
     ]
-    return list(dict.fromkeys(choose_config(shape, TARGETS[target][1]).tile for shape in shapes))
 
 
-def attention_variant(target: str, dtype: str, head_size: int, tile: Tile, features: str) -> Variant:
-    everything, partial = features == "all", features != "bare"
+def attention_variant(target: str, dtype: str, shape: LaunchShape, tile: Tile, features: str) -> Variant:
+    size = f"{tile.block_m}x{tile.block_n} w{tile.num_warps} s{tile.num_stages}"
+    everything, partial = features == "all", features in ("prefix", "all", "causal bias")
     types: dict[str, str | None] = {
         "output_ptr": "*fp32" if partial else f"*{dtype}",
         "lse_ptr": "*fp32" if partial else None,
@@ -109,34 +111,36 @@ def attention_variant(target: str, dtype: str, head_size: int, tile: Tile, featu
         "key_ptr": f"*{dtype}",
         "value_ptr": f"*{dtype}",
         "sinks_ptr": f"*{dtype}" if everything else None,
+        "bias_ptr": "*fp32" if shape.has_bias else None,
         "block_tables_ptr": "*i32",
         "kv_begin_ptr": "*i32" if everything else None,
         "kv_end_ptr": "*i32",
         "query_start_loc_ptr": "*i32",
         "window": "i32" if everything else None,
         "softcap": "fp32" if everything else None,
+        "bias_reach": "i32" if shape.has_bias else None,
         "scale": "fp32",
     }
     constants = {
         "NUM_KV_HEADS": 8,
-        "QUERIES_PER_KV": 7 if everything else 4,
-        "HEAD_SIZE": head_size,
-        "HEAD_PADDED": next_power_of_two(head_size),
+        "QUERIES_PER_KV": {"all": 7, "cross": 1, "bias": 1}.get(features, 4),
+        "HEAD_SIZE": shape.head_size,
+        "HEAD_PADDED": shape.head_padded,
         "BLOCK_SIZE": 16,
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
         "ONE_TILE_PER_RUN": tile.block_m == 16 and not everything,
-        "CAUSAL": features != "prefix",
+        "CAUSAL": features in ("bare", "all", "causal bias"),
     }
     return Variant(
         target=target,
         kernel="attention",
-        label=f"{dtype} d{head_size} {tile.block_m}x{tile.block_n} w{tile.num_warps} s{tile.num_stages} {features}",
+        label=f"{dtype} d{shape.head_size} {size} {features}",
         types={name: kind for name, kind in types.items() if kind is not None},
         constants=constants | {name: None for name, kind in types.items() if kind is None},
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        estimated_shared=tile.shared_memory_bytes(head_size, BITS[dtype] // 8, TARGETS[target][1]),
+        estimated_shared=tile.shared_memory_bytes(shape, TARGETS[target][1]),
         needs_matrix_instruction=BITS[dtype] == 16,
     )
 

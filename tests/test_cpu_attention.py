@@ -247,6 +247,14 @@ def test_a_shared_prefix_changes_no_bit(
         assert torch.equal(attend(share(case, groups), **options), plain)
 
 
+@BLOCKS
+def test_a_window_longer_than_all_sequences_hides_no_shared_prefix(block_size: int) -> None:
+    """However many queries share it: 44 tokens after a prefix of 160, in a window of 161 tokens."""
+    case = paged_case([(161, 1)] * 44, block_size=block_size, shared_blocks=160 // block_size)
+    shared = share(case, [PrefixGroup(0, 44, 160 // block_size)])
+    assert torch.equal(attend(shared, sliding_window=161), attend(case, sliding_window=161))
+
+
 def test_the_plan_finds_what_pays() -> None:
     case = paged_case([(405 + i, 1) for i in range(16)], shared_blocks=50)
     costs = backend().prefix_costs(AttentionShape(4, 2, 32, 4), CPU)

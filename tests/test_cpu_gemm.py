@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+
 import pytest
 import torch
 from pagedbatch_kernels.cpu.build import can_load
-from pagedbatch_kernels.cpu.gemm import PackedGemm, PackedWeight
+from pagedbatch_kernels.cpu.gemm import Activation, PackedGemm, PackedWeight
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, relu, silu
 
 pytestmark = pytest.mark.skipif(not can_load(), reason="there is no C++ compiler here")
 
 #: Rounding once to 8 bits, or sums of up to 1,500 float32 products.
 TOLERANCE = {torch.bfloat16: {"rtol": 2**-8, "atol": 1e-4}, torch.float32: {"rtol": 1e-5, "atol": 1e-4}}
 DTYPES = list(TOLERANCE)
+FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "identity": lambda x: x,
+    "relu": relu,
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": partial(gelu, approximate="tanh"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +54,38 @@ def test_matmul(gemm: PackedGemm, dtype: torch.dtype, m: int, k: int) -> None:
     torch.testing.assert_close(found.double(), expected + residual.double(), **TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("activation", FUNCTIONS)
+def test_activations_are_precise(gemm: PackedGemm, activation: Activation) -> None:
+    """The product is the input itself, so only the activation is off; from where it is 0 to where e^x has no float."""
+    x = torch.cat(
+        [torch.linspace(-12, 12, 4001), torch.tensor([0.0, -0.0, 1e-30, -90.0, 90.0, -1e4, 1e4, -1e30, 1e30])]
+    )
+    found = gemm.matmul(gemm.pack([torch.ones(1, 1)], [None]), x.unsqueeze(1), activation=activation)
+    torch.testing.assert_close(found.squeeze(1).double(), FUNCTIONS[activation](x.double()), rtol=1e-6, atol=5e-7)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", FUNCTIONS)
+def test_an_activation_comes_between_bias_and_residual(
+    gemm: PackedGemm, dtype: torch.dtype, activation: Activation
+) -> None:
+    x, weight, bias = (random(*shape, dtype=dtype) for shape in ((9, 34), (70, 34), (70,)))
+    residual = random(9, 70, dtype=dtype)
+    expected = FUNCTIONS[activation](x.double() @ weight.double().T + bias) + residual
+    found = gemm.matmul(gemm.pack([weight], [bias]), x, residual, activation)
+    torch.testing.assert_close(found.double(), expected, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", FUNCTIONS)
 @pytest.mark.parametrize("n", [1, 31, 32, 100])
-def test_swiglu(gemm: PackedGemm, dtype: torch.dtype, n: int) -> None:
+def test_a_gated_pair(gemm: PackedGemm, dtype: torch.dtype, n: int, activation: Activation) -> None:
     x = random(9, 34, dtype=dtype) * 8  # some gates far below -88, where e^-x has no float
     gate, up = random(2, n, 34, dtype=dtype)
     biases = [random(n, dtype=dtype) for _ in range(2)]
-    expected = silu(x.double() @ gate.double().T + biases[0]) * (x.double() @ up.double().T + biases[1])
-    found = gemm.matmul(gemm.pack_swiglu(gate, up, biases), x)
+    gated = FUNCTIONS[activation](x.double() @ gate.double().T + biases[0])
+    expected = gated * (x.double() @ up.double().T + biases[1])
+    found = gemm.matmul(gemm.pack_gated(gate, up, biases), x, activation=activation)
     torch.testing.assert_close(found.double(), expected, rtol=TOLERANCE[dtype]["rtol"], atol=1e-3)
 
 
@@ -58,9 +93,11 @@ def test_swiglu(gemm: PackedGemm, dtype: torch.dtype, n: int) -> None:
 def test_a_token_is_the_same_in_any_batch_and_for_any_number_of_threads(gemm: PackedGemm, dtype: torch.dtype) -> None:
     x, weight = random(211, 1100, dtype=dtype), random(150, 1100, dtype=dtype)
     threads = torch.get_num_threads()
-    for packed in (gemm.pack([weight], [None]), gemm.pack_swiglu(weight[:75], weight[75:], [None, None])):
+    for packed in (gemm.pack([weight], [None]), gemm.pack_gated(weight[:75], weight[75:], [None, None])):
+        for activation in FUNCTIONS:
+            multiply = partial(gemm.matmul, packed, activation=activation)
+            assert torch.equal(torch.cat([multiply(row.unsqueeze(0)) for row in x]), multiply(x))
         together = gemm.matmul(packed, x)
-        assert torch.equal(torch.cat([gemm.matmul(packed, row.unsqueeze(0)) for row in x]), together)
         try:
             for other in (1, 3, 8):
                 torch.set_num_threads(other)
@@ -79,8 +116,9 @@ def test_not_a_number_stays_in_its_row(gemm: PackedGemm) -> None:
     x[1, 2] = torch.nan
     for dtype in DTYPES:
         weight = random(5, 8, dtype=dtype)
-        for packed in (gemm.pack([weight], [None]), gemm.pack_swiglu(weight, weight, [None, None])):
-            found = gemm.matmul(packed, x.to(dtype))
+        packed = (gemm.pack([weight], [None]), gemm.pack_gated(weight, weight, [None, None]))
+        for each, activation in product(packed, FUNCTIONS):
+            found = gemm.matmul(each, x.to(dtype), activation=activation)
             assert found.isnan().any(dim=1).tolist() == [False, True, False]
 
 
@@ -103,4 +141,4 @@ def test_what_does_not_fit_is_refused(gemm: PackedGemm) -> None:
     with pytest.raises(ValueError, match="k = 5 is odd"):
         gemm.pack([torch.randn(4, 5).bfloat16()], [None])
     with pytest.raises(ValueError, match=r"gate is \[4, 6\], up \[5, 6\]"):
-        gemm.pack_swiglu(weight, torch.randn(5, 6), [None, None])
+        gemm.pack_gated(weight, torch.randn(5, 6), [None, None])

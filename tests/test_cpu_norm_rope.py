@@ -9,6 +9,7 @@ from pagedbatch_kernels.cpu.build import can_load
 from pagedbatch_kernels.cpu.norm_rope import NormRope
 from pagedbatch_kernels.interface import CacheShape
 from torch import Tensor
+from torch.nn.functional import layer_norm
 
 pytestmark = pytest.mark.skipif(not can_load(), reason="there is no C++ compiler here")
 
@@ -34,6 +35,20 @@ def normed(values: Tensor, weight: Tensor | None) -> Tensor:
 def test_rms_norm(ops: NormRope, dtype: torch.dtype, size: int) -> None:
     values, weight = torch.randn(9, size).to(dtype), torch.randn(size).to(dtype)
     torch.testing.assert_close(ops.rms_norm(values, weight, 1e-5).float(), normed(values, weight), **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 15, 64, 577])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("mean", [0.0, 50.0])
+def test_layer_norm(ops: NormRope, dtype: torch.dtype, size: int, has_bias: bool, mean: float) -> None:
+    values, (weight, bias) = (torch.randn(9, size) + mean).to(dtype), torch.randn(2, size).to(dtype)
+    expected = layer_norm(values.double(), (size,), weight.double(), bias.double() if has_bias else None, eps=1e-5)
+    found = ops.layer_norm(values, weight, bias if has_bias else None, 1e-5)
+    # Centring cancels digits of float32, as many as the mean is large.
+    tolerance = {**TOLERANCE[dtype], "atol": 1e-6 * max(mean, 2.0)}
+    torch.testing.assert_close(found.double(), expected, **tolerance)
+    assert found.dtype == dtype
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -95,8 +110,12 @@ def test_a_packed_cache_gets_the_same(ops: NormRope, dtype: torch.dtype, block_s
 
 def test_a_row_is_the_same_in_any_batch(ops: NormRope) -> None:
     values, weight = torch.randn(500, 576), torch.randn(576)
-    alone = torch.cat([ops.rms_norm(row.unsqueeze(0), weight, 1e-5) for row in values])
-    assert torch.equal(ops.rms_norm(values, weight, 1e-5), alone)
+    bias = torch.randn(576)
+    for dtype in DTYPES:
+        tensors = [each.to(dtype) for each in (values, weight, bias)]
+        for norm, parameters in ((ops.rms_norm, tensors[1:2]), (ops.layer_norm, tensors[1:])):
+            alone = torch.cat([norm(row.unsqueeze(0), *parameters, 1e-5) for row in tensors[0]])
+            assert torch.equal(norm(tensors[0], *parameters, 1e-5), alone)
 
 
 def test_a_slot_outside_the_cache_writes_nothing(ops: NormRope) -> None:
@@ -114,6 +133,8 @@ def test_what_does_not_fit_is_refused(ops: NormRope) -> None:
         ops.rms_norm(torch.randn(2, 8), torch.randn(7), 1e-5)
     with pytest.raises(ValueError, match="expected contiguous"):
         ops.rms_norm(torch.randn(8, 4).T, torch.randn(8), 1e-5)
+    with pytest.raises(ValueError, match="expected contiguous"):
+        ops.layer_norm(torch.randn(2, 8), torch.randn(8), torch.randn(8).bfloat16(), 1e-5)
     with pytest.raises(ValueError, match="float32 or bfloat16"):
         ops.rms_norm(torch.randn(2, 8).half(), torch.randn(8).half(), 1e-5)
     with pytest.raises(ValueError, match="expected a cache of"):

@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from pagedbatch_kernels.launch import (
@@ -41,9 +42,10 @@ def test_estimated_shared_memory_fits_every_limit(kib: int, capability: int) -> 
             decode(256, 1024, head_size=head_size, itemsize=itemsize),
             prefill(16, head_size=head_size, itemsize=itemsize),
             prefill(1024, head_size=head_size, itemsize=itemsize),
+            replace(prefill(1024, head_size=head_size, itemsize=itemsize), has_bias=True),
         ):
             tile = choose_config(shape, limits).tile
-            assert tile.shared_memory_bytes(head_size, itemsize, limits) <= kib * KIB
+            assert tile.shared_memory_bytes(shape, limits) <= kib * KIB
 
 
 def test_amd_tiles_fit_its_local_memory() -> None:
@@ -51,7 +53,7 @@ def test_amd_tiles_fit_its_local_memory() -> None:
     for head_size, itemsize in itertools.product(HEAD_SIZES, (2, 4)):
         for shape in (decode(8, 4096, head_size=head_size, itemsize=itemsize), prefill(512, head_size=head_size)):
             tile = choose_config(shape, limits).tile
-            assert tile.shared_memory_bytes(shape.head_size, shape.itemsize, limits) <= 64 * KIB
+            assert tile.shared_memory_bytes(shape, limits) <= 64 * KIB
 
 
 def test_a_device_without_room_is_refused_in_words() -> None:
@@ -88,7 +90,7 @@ def test_shrinking_takes_less_each_time_and_ends() -> None:
     config = choose_config(prefill(1024), H100)
     sizes = []
     while config is not None:
-        sizes.append(config.tile.shared_memory_bytes(128, 2, H100))
+        sizes.append(config.tile.shared_memory_bytes(prefill(1024), H100))
         config = config.shrunk()
     assert sizes == sorted(set(sizes), reverse=True)
     assert len(sizes) > 3

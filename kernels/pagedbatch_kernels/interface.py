@@ -41,21 +41,46 @@ class AttentionShape:
 class AttentionBatch:
     """The ragged batch of one step: the query tokens of `num_seqs` sequences, packed without padding.
 
-    Sequence i owns query tokens `query_start_loc[i]:query_start_loc[i + 1]`, the last of its `seq_lens[i]` tokens,
-    whose K/V lie in the blocks `block_tables[i]`, in order.
+    Sequence i owns query tokens `query_start_loc[i]:query_start_loc[i + 1]`, possibly none. The K/V of its
+    `seq_lens[i]` tokens lie in the blocks `block_tables[i]`, in order.
+
+    If `causal`, the query tokens are the last of these tokens, and each attends to the tokens up to itself. Otherwise
+    each attends to all of them. In self-attention (an encoder) the query tokens are again the last. In cross-attention
+    they are tokens of other sequences, for instance all beams of one source, and may be more than `seq_lens[i]`.
     """
 
     block_tables: Tensor  #: int32 [num_seqs, max_blocks]; entries past a sequence's last block are arbitrary
-    seq_lens: Tensor  #: int32 [num_seqs], tokens including this step's
+    seq_lens: Tensor  #: int32 [num_seqs], tokens including this step's; at least 1 where there are query tokens
     query_start_loc: Tensor  #: int32 [num_seqs + 1]
-    slot_mapping: Tensor  #: int64 [num_tokens], `block_id * block_size + offset` of each query token
+    slot_mapping: Tensor  #: int64 [num_tokens], `block_id * block_size + offset` of each query token; or empty
     max_query_len: int
     max_seq_len: int
+    causal: bool = True
     shared_prefixes: SharedPrefixes | None = None  #: prefixes that a backend may read once for several sequences
 
-    def prefixes_for(self, sliding_window: int | None) -> SharedPrefixes | None:
-        """The shared prefixes; None if the window cuts into them, so that each sequence sees another part."""
-        return self.shared_prefixes if sliding_window is None or sliding_window >= self.max_seq_len else None
+    def prefixes_for(self, sliding_window: int | None, position_bias: Tensor | None) -> SharedPrefixes | None:
+        """The shared prefixes; None if a pass over them would not be the same for all sequences that share them.
+
+        It is not if the window cuts into them, so that each sequence sees another part, nor with a bias, which depends
+        on the length of each sequence. Without causality there is nothing to share: an encoder's K and V depend on the
+        whole source, and in cross-attention the queries of a source are one sequence.
+        """
+        is_same = sliding_window is None or sliding_window >= self.max_seq_len
+        return self.shared_prefixes if self.causal and position_bias is None and is_same else None
+
+    def check_mask(self, num_heads: int, sliding_window: int | None, position_bias: Tensor | None) -> None:
+        """
+        Raises:
+            ValueError: a window without causality, or a bias that is not contiguous float32 [num_heads, odd].
+        """
+        if sliding_window is not None and not self.causal:
+            raise ValueError("a sliding window needs causal attention")
+        if position_bias is None:
+            return
+        is_table = position_bias.dim() == 2 and len(position_bias) == num_heads and position_bias.shape[1] % 2 == 1
+        if not is_table or position_bias.dtype != torch.float32 or not position_bias.is_contiguous():
+            found = f"{position_bias.dtype} {list(position_bias.shape)}"
+            raise ValueError(f"position_bias must be contiguous float32 [{num_heads}, 2 * reach - 1], not {found}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,16 +182,21 @@ class Backend(Protocol):
         sliding_window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        position_bias: Tensor | None = None,
     ) -> Tensor:
-        """Causal attention of each query token over its sequence's tokens up to itself.
+        """Attention of each query token over its sequence's tokens: up to itself if `batch.causal`, else all.
 
         Args:
             query: [num_tokens, num_heads, head_size]; query head h reads KV head `h // (num_heads // num_kv_heads)`.
             layer_cache: one layer of the cache, already holding the K/V of this step's tokens.
             scale: multiplies the scores.
-            sliding_window: a token sees itself and the `sliding_window - 1` tokens before it.
+            sliding_window: a token sees itself and the `sliding_window - 1` tokens before it; only if `batch.causal`.
             softcap: scores become `softcap * tanh(scores / softcap)`.
             sinks: [num_heads], one more score per head, of a key whose value is 0.
+            position_bias: float32 [num_heads, 2 * reach - 1], added to the scaled scores, before `softcap`: entry
+                `key position - query position + reach - 1`, and the first or the last where that lies outside. So the
+                table need only reach as far as the bias changes (T5, arXiv 1910.10683). The query tokens are taken as
+                the last of their sequence's tokens.
 
         Returns:
             [num_tokens, num_heads, head_size], in `query`'s dtype; computed in float32.

@@ -53,6 +53,7 @@ class LaunchShape:
     queries_per_kv: int
     head_size: int
     itemsize: int  #: bytes of an element of query and cache
+    has_bias: bool = False  #: by position
 
     @property
     def head_padded(self) -> int:
@@ -72,19 +73,20 @@ class Tile:
         """Tiles of K (and of V) in flight. On NVIDIA half of the stages hold the block ids that the loads wait for."""
         return (self.num_stages - 1) // 2 if backend == "cuda" else max(0, self.num_stages - 2)
 
-    def shared_memory_bytes(self, head_size: int, itemsize: int, limits: DeviceLimits) -> int:
+    def shared_memory_bytes(self, shape: LaunchShape, limits: DeviceLimits) -> int:
         """An upper bound of what the compiler uses; `make kernels-check` compares."""
-        head_padded = next_power_of_two(head_size)
+        head_padded, itemsize = shape.head_padded, shape.itemsize
         query = self.block_m * head_padded * itemsize
         weights = self.block_m * self.block_n * itemsize
         kv_tile = self.block_n * head_padded * itemsize
+        bias = self.block_m * self.block_n * 4 if shape.has_bias else 0
         buffers = self.kv_buffers(limits.backend)
         streamed = max(kv_tile, buffers * 2 * kv_tile) + max(1, buffers) * self.block_n * 4
         if limits.backend == "hip":  # the query goes to registers before the stream starts
-            return max(query, streamed + weights) + 1024
+            return max(query, streamed + weights + bias) + 1024
         if limits.wide_matrix_unit and self.block_m >= 64:  # dots in flight keep their operands: one more pair
             weights = max(weights, 2 * kv_tile)
-        return query + weights + streamed + 1024
+        return query + weights + bias + streamed + 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ def choose_config(shape: LaunchShape, limits: DeviceLimits) -> LaunchConfig:
         ValueError: no tile fits the device's shared memory.
     """
     for tile in _tiles(shape, limits):
-        if tile.shared_memory_bytes(shape.head_size, shape.itemsize, limits) <= limits.shared_memory_bytes:
+        if tile.shared_memory_bytes(shape, limits) <= limits.shared_memory_bytes:
             num_splits = _num_splits(shape, tile, limits)
             split_len = _ceil_div(_ceil_div(shape.max_kv_len, num_splits), tile.block_n) * tile.block_n
             return LaunchConfig(tile, _ceil_div(shape.max_kv_len, split_len), split_len)
@@ -168,11 +170,11 @@ def _tiles(shape: LaunchShape, limits: DeviceLimits) -> list[Tile]:
 
     The rows per run decide the height: decoding fills 16 rows at most and waits for memory, so small tiles with deep
     buffers; beyond that, tall tiles for the matrix units. float32 has no exact matrix instruction on NVIDIA and keeps
-    small tiles.
+    small tiles. A bias takes registers, one per score.
     """
     rows_per_run = _ceil_div(shape.num_tokens * shape.queries_per_kv, max(1, shape.num_runs))
     narrow = shape.head_padded <= 128
-    tall = rows_per_run > 16 and shape.itemsize == 2
+    tall = rows_per_run > 16 and shape.itemsize == 2 and (narrow or not shape.has_bias)
     if limits.backend == "hip":
         tiles = [Tile(64, 32, 4, 3)] if tall else []
         tiles += [Tile(16, 64, 4, 3)] if narrow and shape.itemsize == 2 else []
@@ -180,8 +182,10 @@ def _tiles(shape: LaunchShape, limits: DeviceLimits) -> list[Tile]:
     if shape.itemsize == 4:
         return [Tile(16, 16, 4, 5), Tile(16, 16, 4, 3)] if narrow else [Tile(16, 16, 8, 3), Tile(16, 16, 8, 1)]
     if narrow:
-        tiles = [Tile(64, 64, 8, 5), Tile(64, 64, 8, 3), Tile(64, 32, 8, 3)] if tall else []
-        if tall and limits.wide_matrix_unit and rows_per_run >= 256:
+        tiles = [Tile(64, 32, 8, 3)] if tall else []
+        if tall and (shape.head_padded <= 64 or not shape.has_bias):
+            tiles = [Tile(64, 64, 8, 5), Tile(64, 64, 8, 3), *tiles]
+        if tall and not shape.has_bias and limits.wide_matrix_unit and rows_per_run >= 256:
             tiles = [Tile(128, 64, 8, 5), Tile(128, 64, 8, 3), *tiles]
         return [*tiles, Tile(16, 64, 4, 5), Tile(16, 32, 4, 5), Tile(16, 32, 4, 3), Tile(16, 16, 4, 3)]
     tiles = [Tile(64, 32, 8, 3)] if tall else []
@@ -197,7 +201,7 @@ def _num_splits(shape: LaunchShape, tile: Tile, limits: DeviceLimits) -> int:
     partial results of its rows: 8 bytes per element, written and read, against `2 * itemsize` of a key and its value.
     """
     programs = num_tiles(shape, tile.block_m) * shape.num_kv_heads
-    resident = limits.shared_memory_bytes // tile.shared_memory_bytes(shape.head_size, shape.itemsize, limits)
+    resident = limits.shared_memory_bytes // tile.shared_memory_bytes(shape, limits)
     slots = limits.num_sms * min(max(1, resident), 16 // tile.num_warps)
     rows = min(tile.block_m, shape.max_query_len * shape.queries_per_kv)
     partial = rows * 4 // shape.itemsize

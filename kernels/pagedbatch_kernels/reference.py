@@ -42,20 +42,34 @@ def paged_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    position_bias: Tensor | None = None,
 ) -> Tensor:
     """See `interface.Backend.paged_attention`.
 
     One sequence at a time, so that a sequence's result never depends on its batch.
     """
+    batch.check_mask(query.shape[1], sliding_window, position_bias)
     output = torch.empty_like(query)
     starts = batch.query_start_loc.tolist()
     for i, seq_len in enumerate(batch.seq_lens.tolist()):
+        if starts[i] == starts[i + 1]:
+            continue
         rows = slice(starts[i], starts[i + 1])
         # Blocks before the window of the first query may have been freed: nothing in them is read.
         first_query = seq_len - (starts[i + 1] - starts[i])
         begin = 0 if sliding_window is None else max(0, first_query - sliding_window + 1)
         key, value = _gather(layer_cache, batch.block_tables[i], begin, seq_len)
-        output[rows] = _attend(query[rows], key, value, scale, sliding_window, softcap, sinks)
+        output[rows] = _attend(
+            query[rows],
+            key,
+            value,
+            scale=scale,
+            causal=batch.causal,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            sinks=sinks,
+            position_bias=position_bias,
+        )
     return output
 
 
@@ -85,26 +99,37 @@ def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    *,
     scale: float,
+    causal: bool,
     sliding_window: int | None,
     softcap: float | None,
     sinks: Tensor | None,
+    position_bias: Tensor | None,
 ) -> Tensor:
-    """Attention of a sequence's last query tokens [query_len, num_heads, head_size] over K and V that end with them."""
+    """Attention of a sequence's query tokens [query_len, num_heads, head_size] over K and V that end with them."""
     query_len, num_heads, head_size = query.shape
     num_kv_heads, num_keys, _ = key.shape
     queries_per_kv = num_heads // num_kv_heads
+
+    def distances() -> Tensor:
+        """[query_len, num_keys], query position minus key position."""
+        position = torch.arange(num_keys - query_len, num_keys, device=query.device)[:, None]
+        return position - torch.arange(num_keys, device=query.device)
 
     # Query heads of one KV head become rows of one matrix product: [num_kv_heads, query_len * queries_per_kv,
     # head_size].
     grouped = query.float().view(query_len, num_kv_heads, queries_per_kv, head_size).transpose(0, 1)
     scores = torch.matmul(grouped.reshape(num_kv_heads, -1, head_size) * scale, key.transpose(1, 2))
     scores = scores.view(num_kv_heads, query_len, queries_per_kv, num_keys)
+    if position_bias is not None:
+        reach = (position_bias.shape[1] + 1) // 2
+        entry = (reach - 1 - distances()).clamp(0, 2 * reach - 2)
+        scores += position_bias.view(num_kv_heads, queries_per_kv, -1)[:, :, entry].transpose(1, 2)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    if query_len > 1 or sliding_window is not None:
-        position = torch.arange(num_keys - query_len, num_keys, device=query.device)[:, None]
-        distance = position - torch.arange(num_keys, device=query.device)
+    if causal and (query_len > 1 or sliding_window is not None):
+        distance = distances()
         hidden = distance < 0
         if sliding_window is not None:
             hidden |= distance >= sliding_window

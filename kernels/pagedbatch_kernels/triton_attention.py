@@ -38,7 +38,8 @@ class AttentionPass:
     block_tables: Tensor  #: int32 [num_runs, max_blocks]
     kv_begin: Tensor | None  #: int32 [num_runs]
     kv_end: Tensor  #: int32 [num_runs]
-    causal: bool  #: the queries are the last of the keys; otherwise they follow all keys
+    is_prefix: bool  #: the keys are a shared prefix, without the queries' own
+    causal: bool  #: the queries are the last of the keys, and each sees the keys up to itself; otherwise all
     shape: LaunchShape
 
 
@@ -51,6 +52,7 @@ def paged_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    position_bias: Tensor | None = None,
 ) -> Tensor:
     """See `interface.Backend.paged_attention`; `layer_cache` is [2, num_blocks, block_size, num_kv_heads, head_size].
 
@@ -58,14 +60,19 @@ def paged_attention(
         ValueError: tensors that do not fit together, or a head size or device that no tile serves.
     """
     check_arguments(query, layer_cache, batch, sinks)
-    passes = plan_passes(query, layer_cache, batch, sliding_window)
+    batch.check_mask(query.shape[1], sliding_window, position_bias)
+    passes = plan_passes(query, layer_cache, batch, sliding_window, position_bias)
     limits = device_limits(query.device)
     configs = [choose_config(one.shape, limits) for one in passes]
-    return attend(query, layer_cache, passes, configs, scale, sliding_window, softcap, sinks)
+    return attend(query, layer_cache, passes, configs, scale, sliding_window, softcap, sinks, position_bias)
 
 
 def plan_passes(
-    query: Tensor, layer_cache: Tensor, batch: AttentionBatch, sliding_window: int | None
+    query: Tensor,
+    layer_cache: Tensor,
+    batch: AttentionBatch,
+    sliding_window: int | None,
+    position_bias: Tensor | None = None,
 ) -> list[AttentionPass]:
     """The passes of a step: one, or one over shared prefixes and one over the tails."""
     num_tokens, num_heads, head_size = query.shape
@@ -81,15 +88,17 @@ def plan_passes(
             queries_per_kv=num_heads // num_kv_heads,
             head_size=head_size,
             itemsize=query.element_size(),
+            has_bias=position_bias is not None,
         )
 
-    shared = batch.prefixes_for(sliding_window)
+    shared = batch.prefixes_for(sliding_window, position_bias)
     if shared is not None:
         prefix = AttentionPass(
             query_start_loc=shared.query_start_loc,
             block_tables=shared.block_tables,
             kv_begin=None,
             kv_end=shared.prefix_lens,
+            is_prefix=True,
             causal=False,
             shape=shape(len(shared.prefix_lens), shared.max_query_len, shared.max_prefix_len),
         )
@@ -103,7 +112,8 @@ def plan_passes(
         block_tables=batch.block_tables,
         kv_begin=kv_begin,
         kv_end=batch.seq_lens,
-        causal=True,
+        is_prefix=False,
+        causal=batch.causal,
         shape=shape(len(batch.seq_lens), batch.max_query_len, max_kv_len),
     )
     return [own] if prefix is None else [prefix, own]
@@ -118,13 +128,15 @@ def attend(
     sliding_window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    position_bias: Tensor | None = None,
 ) -> Tensor:
     """Launches the passes with the given configs, and the merge if there are several parts."""
     num_tokens, num_heads, head_size = query.shape
     output = torch.empty((num_tokens, num_heads, head_size), dtype=query.dtype, device=query.device)
     num_parts = sum(config.num_splits for config in configs)
     if num_parts == 1:
-        _launch(output, None, query, layer_cache, passes[0], configs[0], scale, sliding_window, softcap, sinks)
+        one, config = passes[0], configs[0]
+        _launch(output, None, query, layer_cache, one, config, scale, sliding_window, softcap, sinks, position_bias)
         return output
 
     partial = torch.empty((num_parts, num_tokens, num_heads, head_size), dtype=torch.float32, device=query.device)
@@ -132,8 +144,9 @@ def attend(
     ends = accumulate((config.num_splits for config in configs), initial=0)
     for one, config, (begin, end) in zip(passes, configs, pairwise(ends), strict=True):
         # Sinks and window apply to a sequence's own keys; every token sees the whole shared prefix.
-        window, own_sinks = (sliding_window, sinks) if one.causal else (None, None)
-        _launch(partial[begin:end], lse[begin:end], query, layer_cache, one, config, scale, window, softcap, own_sinks)
+        window, own_sinks = (None, None) if one.is_prefix else (sliding_window, sinks)
+        to, lse_to = partial[begin:end], lse[begin:end]
+        _launch(to, lse_to, query, layer_cache, one, config, scale, window, softcap, own_sinks, position_bias)
     merge_kernel[(num_tokens, num_heads)](
         output,
         partial,
@@ -163,6 +176,7 @@ def _launch(
     window: int | None,
     softcap: float | None,
     sinks: Tensor | None,
+    position_bias: Tensor | None,
 ) -> None:
     """One launch of `attention_kernel`; `output` and `lse` as its pointers of those names."""
     key_cache, value_cache = layer_cache
@@ -178,6 +192,7 @@ def _launch(
                 key_cache,
                 value_cache,
                 sinks,
+                position_bias,
                 one.block_tables,
                 one.kv_begin,
                 one.kv_end,
@@ -187,6 +202,7 @@ def _launch(
                 config.split_len,
                 window,
                 softcap,
+                None if position_bias is None else (position_bias.shape[1] + 1) // 2,
                 scale,
                 output.stride(-3),
                 output.stride(-2),

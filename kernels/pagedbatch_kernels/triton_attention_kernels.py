@@ -50,6 +50,12 @@ def _tanh(x):
 
 
 @triton.jit
+def _bias_of_tile(table_ptr, reach, distance):
+    """What is added to each score, for the query's minus the key's position; `table_ptr` to each row's head."""
+    return tl.load(table_ptr + tl.minimum(tl.maximum(reach - 1 - distance, 0), 2 * reach - 2))
+
+
+@triton.jit
 def _dot(a, b, acc):
     # Triton's interpreter multiplies the bits of bfloat16 as integers.
     if INTERPRETED:
@@ -59,7 +65,7 @@ def _dot(a, b, acc):
     return tl.dot(a, b, acc, input_precision="ieee")
 
 
-@triton.jit(do_not_specialize=["num_runs", "num_tokens", "split_len", "stride_table"])
+@triton.jit(do_not_specialize=["num_runs", "num_tokens", "split_len", "bias_reach", "stride_table"])
 def attention_kernel(
     output_ptr,  # [num_tokens, num_heads, HEAD_SIZE], or float32 [num_splits, num_tokens, num_heads, HEAD_SIZE]
     lse_ptr,  # float32 [num_splits, num_tokens, num_heads] in base 2, or None: the pass covers every key
@@ -67,6 +73,7 @@ def attention_kernel(
     key_ptr,  # [num_blocks, BLOCK_SIZE, num_kv_heads, HEAD_SIZE]
     value_ptr,  # like key_ptr, same strides
     sinks_ptr,  # [num_heads], or None
+    bias_ptr,  # float32 [num_heads, 2 * bias_reach - 1], see `interface.Backend.paged_attention`; or None
     block_tables_ptr,  # int32 [num_runs, max_blocks]
     kv_begin_ptr,  # int32 [num_runs], keys before it belong to another pass; or None
     kv_end_ptr,  # int32 [num_runs], the run's keys end here
@@ -74,8 +81,9 @@ def attention_kernel(
     num_runs,
     num_tokens,
     split_len,
-    window,  # tokens that a token sees, itself included, or None
+    window,  # tokens that a token sees, itself included, or None; only if CAUSAL
     softcap,  # or None
+    bias_reach,  # or None
     scale,
     stride_output_token,
     stride_output_head,
@@ -93,7 +101,7 @@ def attention_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     ONE_TILE_PER_RUN: tl.constexpr,
-    CAUSAL: tl.constexpr,  # a run's queries are the last of its keys; else they follow all of them
+    CAUSAL: tl.constexpr,  # a query sees the keys up to itself; else all
 ):
     """Grid: (num_tiles * NUM_KV_HEADS, num_splits)."""
     # KV heads vary fastest: the programs that run side by side read neighbouring bytes of the same slots.
@@ -163,6 +171,10 @@ def attention_kernel(
     table_ptr = block_tables_ptr + run.to(tl.int64) * stride_table
     key_ptr += kv_head * stride_kv_head
     value_ptr += kv_head * stride_kv_head
+    if bias_ptr is not None:
+        # Loaded one tile ahead: Triton would keep as many tiles of a load within the loop as of K in shared memory.
+        bias_ptr += head[:, None] * (2 * bias_reach - 1)
+        bias = _bias_of_tile(bias_ptr, bias_reach, position[:, None] - (kv_begin + tl.arange(0, BLOCK_N))[None, :])
     for start in range(kv_begin, kv_end, BLOCK_N):
         position_kv = start + tl.arange(0, BLOCK_N)
         # Slots past the end may hold NaN: they must not be read, as 0 * NaN would be NaN.
@@ -173,13 +185,18 @@ def attention_kernel(
 
         key = tl.load(key_ptr + offset, mask=load_ok, other=0.0)
         scores = _dot(query, tl.trans(key), tl.zeros([BLOCK_M, BLOCK_N], tl.float32))
+        distance = position[:, None] - position_kv[None, :]
+        score_scale = scale
+        if bias_ptr is not None:
+            scores = scores * scale + bias
+            bias = _bias_of_tile(bias_ptr, bias_reach, distance - BLOCK_N)
+            score_scale = 1.0
         if softcap is not None:
-            scores = _tanh(scores * (scale / softcap)) * (softcap * LOG2_E)
+            scores = _tanh(scores * (score_scale / softcap)) * (softcap * LOG2_E)
         else:
-            scores *= scale * LOG2_E
+            scores *= score_scale * LOG2_E
         visible = kv_ok[None, :]
         if CAUSAL:
-            distance = position[:, None] - position_kv[None, :]
             visible &= distance >= 0
             if window is not None:
                 visible &= distance < window

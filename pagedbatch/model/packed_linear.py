@@ -59,9 +59,9 @@ class PackedLinears:
         return partial(self._gemm.matmul, packed)
 
     def swiglu(self, gate: nn.Linear, up: nn.Linear, *, keep: bool) -> Linear:
-        packed = self._gemm.pack_swiglu(gate.weight.detach(), up.weight.detach(), [_bias(gate), _bias(up)])
+        packed = self._gemm.pack_gated(gate.weight.detach(), up.weight.detach(), [_bias(gate), _bias(up)])
         _release_weights((gate, up), keep)
-        return partial(self._gemm.matmul, packed)
+        return partial(self._gemm.matmul, packed, activation="silu")
 
 
 class OneDnnLinears:

@@ -16,6 +16,7 @@ struct AttentionArgs {
   const void* query;   // [num_tokens, num_heads, head_size], contiguous in the last dimension
   void* output;        // [num_tokens, num_heads, head_size], contiguous
   const float* sinks;  // [num_heads], or null
+  const float* position_bias;  // [num_heads, 2 * bias_reach - 1], or null: see position_bias.h
   LayerCache cache;
   const int32_t* block_tables;     // [num_seqs, table_width]
   const int32_t* seq_lens;         // [num_seqs]
@@ -29,8 +30,10 @@ struct AttentionArgs {
   int32_t num_seqs, num_prefixes, num_tokens;
   int32_t num_heads;
   int32_t window;  // tokens that a query attends to, itself included, or NO_WINDOW
+  int32_t bias_reach;
   float scale;
   float softcap;  // 0: none
+  int32_t is_causal;  // each query token sees the keys up to itself, otherwise all
   int32_t is_bfloat16;
   int32_t num_threads;
 };
@@ -39,8 +42,9 @@ struct AttentionArgs {
 struct WorkItem {
   const int32_t* block_table;
   int first_token, num_tokens;  //!< query tokens [first_token, first_token + num_tokens) of the batch
-  int first_position;           //!< of the first token in its sequence
-  int begin, end;               //!< keys [begin, end) of the sequence; none after the query token itself
+  int first_position;           //!< of the first token in its sequence; of use only if `is_causal` or with a bias
+  int begin, end;               //!< keys [begin, end) of the sequence
+  bool is_causal;               //!< a query token sees no key after itself
   bool loads_state;             //!< continues from the softmax state that an earlier item stored
   bool stores_state;            //!< stores its softmax state for a later item, and writes no output
   int kv_head = 0, num_kv_heads = 0;

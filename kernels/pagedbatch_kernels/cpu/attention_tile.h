@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kv_chunk.h"
+#include "position_bias.h"
 
 namespace pagedbatch {
 
@@ -28,14 +29,16 @@ int64_t state_size(const AttentionArgs& args) {
 template <class T>
 class AttentionTile {
  public:
-  explicit AttentionTile(const AttentionArgs& args)
+  AttentionTile(const AttentionArgs& args, const PositionBias& bias)
       : args_(args),
+        bias_(bias),
         queries_per_kv_(args.num_heads / args.cache.num_kv_heads),
         chunk_(args),
         query_stride_(round_up(args.cache.head_size, PAIR<T> * LANES) / PAIR<T>),
         width_(round_up(args.cache.head_size, LANES)),
         sign_flip_(args.scale < 0 ? SIGN_BITS<T> : 0),
-        log2_scale_((args.softcap > 0 ? args.softcap : std::abs(args.scale)) * LOG2_E) {}
+        score_scale_(bias ? 1.0f : std::abs(args.scale)),
+        log2_scale_((args.softcap > 0 ? args.softcap : score_scale_) * LOG2_E) {}
 
   //! Computes `item`, and prefetches the start of `next` (or null). `states`: [num_tokens, num_heads, state_size].
   void attend(const WorkItem& item, const WorkItem* next, float* states) {
@@ -71,7 +74,9 @@ class AttentionTile {
     grow(query_, num_rows_ * (query_stride_ / LANES));
     grow(acc_, num_rows_ * (width_ / LANES + 1));
     grow(row_max_, num_rows_);
+    grow(visible_end_, num_rows_);
     grow(position_, num_rows_);
+    grow(head_, num_rows_);
   }
 
   //! Never shrinks: growing again would clear the new part.
@@ -81,7 +86,9 @@ class AttentionTile {
   }
 
   void init_row(int row, int token, int head, float* states) {
+    head_[row] = head;
     position_[row] = item_.first_position + token;
+    visible_end_[row] = item_.is_causal ? position_[row] + 1 : item_.end;
     const T* from =
         (const T*)args_.query + (item_.first_token + token) * args_.token_stride + head * args_.head_stride;
     for (int d = 0; d < args_.cache.head_size; d += LANES * PAIR<T>) {
@@ -147,6 +154,9 @@ class AttentionTile {
     const int first = first_visible(row, tokens), last = last_visible(row + N - 1, tokens);
     if (first >= last) return;
     score<N>(row, first / LANES * LANES, round_up(last, LANES));
+    if (bias_) {
+      for (int n = 0; n < N; ++n) add_bias(row + n, n, first / LANES * LANES, last, tokens);
+    }
     const bool all_visible = first_visible(row + N - 1, tokens) == 0 && last_visible(row, tokens) == CHUNK;
     if (!(all_visible && softmax_unmasked<N>(row))) {
       constexpr int PER_REGISTER = LANES * PAIR<T>;
@@ -158,12 +168,12 @@ class AttentionTile {
     add_weighted_values<N>(row, first, last);
   }
 
-  //! Keys [first_visible, last_visible) of the chunk are visible to a row. Both grow with the row.
+  //! Keys [first_visible, last_visible) of the chunk are visible to a row. Neither falls with the row.
   int first_visible(int row, const TokenLocations& tokens) const {
-    return std::max<int64_t>(tokens.first, int64_t(position_[row]) - args_.window + 1 - tokens.chunk);
+    return std::max<int64_t>(tokens.first, int64_t(visible_end_[row]) - args_.window - tokens.chunk);
   }
   int last_visible(int row, const TokenLocations& tokens) const {
-    return std::min(tokens.last, position_[row] + 1 - tokens.chunk);
+    return std::min(tokens.last, visible_end_[row] - tokens.chunk);
   }
 
   template <int N>
@@ -198,6 +208,15 @@ class AttentionTile {
     }
   }
 
+  //! Scales the scores of the n-th row of the tile, and adds the bias. Not inlined, for the sake of calls without one.
+  __attribute__((noinline)) void add_bias(int row, int n, int begin, int end, const TokenLocations& tokens) {
+    const float* const bias = bias_.chunk(head_[row], tokens.chunk - position_[row]);
+    const Vec scale = broadcast(std::abs(args_.scale));
+    for (int i = begin; i < end; i += LANES) {
+      store(scores_[n] + i, fmadd(load(bias + i), load(scores_[n] + i), scale));
+    }
+  }
+
   //! The softmax of N rows to which the whole chunk is visible. False, having done nothing, if scores must be capped or
   //! some row rescaled.
   template <int N>
@@ -224,7 +243,7 @@ class AttentionTile {
       Vec values = load(scores_[n] + i);
       if (args_.softcap > 0 || i < first || i + LANES > last) {
         const VecI32 position = lane_indices() + i;
-        if (args_.softcap > 0) values = tanh(values * (std::abs(args_.scale) / args_.softcap));
+        if (args_.softcap > 0) values = tanh(values * (score_scale_ / args_.softcap));
         values = (position >= first) & (position < last) ? values : broadcast(-INF);
         store(scores_[n] + i, values);
       }
@@ -304,18 +323,21 @@ class AttentionTile {
   }
 
   const AttentionArgs& args_;
+  const PositionBias& bias_;
   const int queries_per_kv_;
   KvChunk<T> chunk_;
   const int query_stride_;    //!< packed elements per row, rounded up to whole registers
   const int width_;           //!< head_size, rounded up to whole registers
   const uint32_t sign_flip_;  //!< xor-ed into queries, so that the scale can be taken as positive
+  const float score_scale_;   //!< of the scores before they are capped: 1 if `add_bias` has scaled them
   const float log2_scale_;    //!< probability = 2^(score * log2_scale - row_max)
   WorkItem item_;
   int rows_per_head_, num_rows_;
   std::vector<VecU32> query_;   //!< [num_rows][query_stride]
   std::vector<Vec> acc_;        //!< [num_rows][width + LANES]: weighted values, then row_sum
   std::vector<float> row_max_;  //!< [num_rows], scaled
-  std::vector<int> position_;   //!< [num_rows], in the sequence
+  // [num_rows]: where the keys end that are visible to the row, its position in the sequence, its query head.
+  std::vector<int> visible_end_, position_, head_;
   // Of the rows that are computed now.
   alignas(sizeof(Vec)) float scores_[TILE_ROWS][CHUNK];
   alignas(sizeof(Vec)) uint32_t probs_[TILE_ROWS][CHUNK / PAIR<T>];

@@ -100,6 +100,7 @@ class CpuBackend:
         sliding_window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        position_bias: Tensor | None = None,
     ) -> Tensor:
         """See `interface.Backend.paged_attention`.
 
@@ -108,11 +109,19 @@ class CpuBackend:
         """
         if query.dtype == torch.float16:
             return reference.paged_attention(
-                query, layer_cache, batch, scale=scale, sliding_window=sliding_window, softcap=softcap, sinks=sinks
+                query,
+                layer_cache,
+                batch,
+                scale=scale,
+                sliding_window=sliding_window,
+                softcap=softcap,
+                sinks=sinks,
+                position_bias=position_bias,
             )
         num_tokens, num_heads, head_size = query.shape
         cache = layer_cache_struct(layer_cache, head_size)
         _check(query, layer_cache, cache.num_kv_heads, batch, sinks)
+        batch.check_mask(num_heads, sliding_window, position_bias)
         query = query if query.stride(2) == 1 else query.contiguous()
         sinks = None if sinks is None else sinks.float().contiguous()
         output = torch.empty((num_tokens, num_heads, head_size), dtype=query.dtype)
@@ -120,6 +129,7 @@ class CpuBackend:
             query=query.data_ptr(),
             output=output.data_ptr(),
             sinks=None if sinks is None else sinks.data_ptr(),
+            position_bias=None if position_bias is None else pointer(position_bias, torch.float32),
             cache=cache,
             block_tables=pointer(batch.block_tables, torch.int32),
             seq_lens=pointer(batch.seq_lens, torch.int32),
@@ -131,12 +141,14 @@ class CpuBackend:
             num_tokens=num_tokens,
             num_heads=num_heads,
             window=_NO_WINDOW if sliding_window is None else min(sliding_window, _NO_WINDOW),
+            bias_reach=0 if position_bias is None else (position_bias.shape[1] + 1) // 2,
             scale=scale,
             softcap=softcap or 0.0,
+            is_causal=batch.causal,
             is_bfloat16=query.dtype == torch.bfloat16,
             num_threads=torch.get_num_threads(),
         )
-        shared = batch.prefixes_for(sliding_window)
+        shared = batch.prefixes_for(sliding_window, position_bias)
         if shared is not None:
             _add_prefixes(args, shared)
         self._library.pagedbatch_attention(args)

@@ -1,4 +1,4 @@
-// C = A * B^T, plus bias and residual, or C = silu(A * B0^T) * (A * B1^T) (SwiGLU).
+// C = f(A * B^T + bias) + residual, or gated, C = f(A * B0^T + bias0) * (A * B1^T + bias1) + residual, for an activation f.
 //
 // A is [m, k], B [n, k], C [m, n], all of T (float or bfloat16), contiguous; sums are float, rounded once to T. B is
 // packed beforehand by `pack`: panels of PANEL_WIDTH columns, [panel][packed element of k][PANEL_WIDTH]
@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "activation.h"
 #include "export.h"
 #include "packed_pairs.h"
 
@@ -19,7 +20,7 @@ namespace pagedbatch {
 namespace {
 
 constexpr int PANEL_WIDTH = TILE_VECS * LANES;
-//! A SwiGLU panel has HALF_PANEL columns of the gate matrix, then the same columns of the up matrix.
+//! A gated panel has HALF_PANEL columns of the gate matrix, then the same columns of the up matrix.
 constexpr int HALF_PANEL = PANEL_WIDTH / 2;
 //! Cache blocking: a panel serves M_BLOCK tiles before the next one, K_BLOCK packed elements at a time, so that the
 //! rows, the panel and the accumulators of a block stay in the core's cache.
@@ -33,24 +34,18 @@ struct GemmArgs {
   const void* input;        // A: [m, k]; k is even for bfloat16
   const void* weight;       // B, packed: [num_panels][k / PAIR][PANEL_WIDTH] packed elements
   const float* bias;        // [num_panels][PANEL_WIDTH], or null
-  const void* residual;     // [m, n] of T, or null; not with SwiGLU
+  const void* residual;     // [m, n] of T, or null
   void* output;             // C: [m, n]
   const void* next_weight;  // the packed B of the next call, to be prefetched, or null
   int64_t m, k, n;
   int64_t next_k, next_num_panels;  // of `next_weight`: packed elements per row, and its panels
-  int32_t is_swiglu;
+  int32_t is_gated;
+  int32_t activation;
   int32_t is_bfloat16;
   int32_t num_threads;
 };
 
 namespace {
-
-//! Precise enough to be rounded to T.
-template <class T>
-Vec silu(Vec values) {
-  const Vec power = -values < 87.0f ? -values : broadcast(87.0f);  // the largest argument that `exp` takes
-  return values / (1.0f + exp<T>(power));
-}
 
 //! One thread's share of a product.
 template <class T>
@@ -59,7 +54,7 @@ class GemmThread {
   explicit GemmThread(const GemmArgs& args)
       : args_(args),
         packed_k_(args.k / PAIR<T>),
-        panel_outputs_(args.is_swiglu ? HALF_PANEL : PANEL_WIDTH),
+        panel_outputs_(args.is_gated ? HALF_PANEL : PANEL_WIDTH),
         num_panels_(ceil_div(args.n, panel_outputs_)),
         num_tiles_(ceil_div(args.m, TILE_ROWS)),
         acc_((packed_k_ > K_BLOCK ? M_BLOCK : 1) * TILE_ROWS * TILE_VECS) {}
@@ -135,7 +130,11 @@ class GemmThread {
       for (int m = 0; m < TILE_VECS; ++m) store(partial + (n * TILE_VECS + m) * LANES, acc[n][m]);
     }
     if (is_last) {
-      args_.is_swiglu ? epilogue<HALF_PANEL>(row, N, panel, partial) : epilogue<PANEL_WIDTH>(row, N, panel, partial);
+      dispatch_const<NUM_ACTIVATIONS>(args_.activation + 1, [&](auto next) {
+        constexpr int ACTIVATION = next - 1;
+        args_.is_gated ? epilogue<HALF_PANEL, ACTIVATION>(row, N, panel, partial)
+                       : epilogue<PANEL_WIDTH, ACTIVATION>(row, N, panel, partial);
+      });
     }
   }
 
@@ -148,8 +147,8 @@ class GemmThread {
     }
   }
 
-  //! Writes OUTPUTS columns of C from the accumulators: HALF_PANEL with SwiGLU, else PANEL_WIDTH.
-  template <int OUTPUTS>
+  //! Writes OUTPUTS columns of C from the accumulators: HALF_PANEL if gated, else PANEL_WIDTH.
+  template <int OUTPUTS, int ACTIVATION>
   __attribute__((noinline)) void epilogue(int64_t row, int num_rows, int64_t panel, const float* acc) const {
     const int64_t stride = args_.n, at = row * stride + panel * OUTPUTS;
     const int count = std::min<int64_t>(OUTPUTS, stride - panel * OUTPUTS);
@@ -158,15 +157,15 @@ class GemmThread {
     T* output = (T*)args_.output + at;
     for (int n = 0; n < num_rows; ++n, acc += PANEL_WIDTH, output += stride) {
       if (count == OUTPUTS) {  // a constant, so that the loop unrolls
-        epilogue_row<OUTPUTS>(acc, bias, residual, output, OUTPUTS);
+        epilogue_row<OUTPUTS, ACTIVATION>(acc, bias, residual, output, OUTPUTS);
       } else {
-        epilogue_row<OUTPUTS>(acc, bias, residual, output, count);
+        epilogue_row<OUTPUTS, ACTIVATION>(acc, bias, residual, output, count);
       }
       if (residual) residual += stride;
     }
   }
 
-  template <int OUTPUTS>
+  template <int OUTPUTS, int ACTIVATION>
   __attribute__((always_inline)) static void epilogue_row(const float* acc, const float* bias, const T* residual,
                                                           T* output, int count) {
 #pragma GCC unroll 4
@@ -177,10 +176,11 @@ class GemmThread {
         const int at = i + part * LANES;
         Vec value = load(acc + at);
         if (bias) value += load(bias + at);
+        value = activate<ACTIVATION, T>(value);
         if constexpr (OUTPUTS == HALF_PANEL) {
           Vec up = load(acc + HALF_PANEL + at);
           if (bias) up += load(bias + HALF_PANEL + at);
-          value = silu<T>(value) * up;
+          value *= up;
         }
         if (residual) value += load(residual + at, count - at);
         values[part] = value;
@@ -206,17 +206,17 @@ void gemm(const GemmArgs& args) {
   }
 }
 
-//! Copies `count` rows of a weight matrix [count, k] into the columns of `panels` from `first` on. With SwiGLU, `first`
+//! Copies `count` rows of a weight matrix [count, k] into the columns of `panels` from `first` on. If gated, `first`
 //! is 0 for the gate matrix and HALF_PANEL for the up matrix, and each panel takes HALF_PANEL rows.
 template <class T>
-void pack(const T* weight, int64_t count, int64_t k, uint32_t* panels, int64_t first, bool is_swiglu) {
+void pack(const T* weight, int64_t count, int64_t k, uint32_t* panels, int64_t first, bool is_gated) {
   const int64_t packed_k = k / PAIR<T>;
 #pragma omp parallel for
   for (int64_t begin = 0; begin < count; begin += PANEL_WIDTH) {
     const int64_t end = std::min(begin + PANEL_WIDTH, count);
     for (int64_t line = 0; line < packed_k; line += CACHE_LINE) {
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t column = first + (is_swiglu ? i / HALF_PANEL * PANEL_WIDTH + i % HALF_PANEL : i);
+        const int64_t column = first + (is_gated ? i / HALF_PANEL * PANEL_WIDTH + i % HALF_PANEL : i);
         const uint32_t* from = (const uint32_t*)(weight + i * k);
         uint32_t* to = panels + column / PANEL_WIDTH * packed_k * PANEL_WIDTH + column % PANEL_WIDTH;
         for (int64_t j = line; j < std::min(line + CACHE_LINE, packed_k); ++j) to[j * PANEL_WIDTH] = from[j];
@@ -245,9 +245,9 @@ extern "C" bool pagedbatch_has_matrix_unit() {
 
 //! See `pack`.
 extern "C" void pagedbatch_pack(const void* weight, int64_t count, int64_t k, void* panels, int64_t first,
-                                int32_t is_swiglu, int32_t is_bfloat16) {
+                                int32_t is_gated, int32_t is_bfloat16) {
   dispatch_dtype(is_bfloat16, [=](auto t) {
-    pack((const decltype(t)*)weight, count, k, (uint32_t*)panels, first, is_swiglu);
+    pack((const decltype(t)*)weight, count, k, (uint32_t*)panels, first, is_gated);
   });
 }
 

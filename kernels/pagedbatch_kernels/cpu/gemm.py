@@ -8,22 +8,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from pagedbatch_kernels.cpu.library import GemmArgs, is_bfloat16, load_kernels, pointer
 
+Activation = Literal["identity", "relu", "silu", "gelu", "gelu_tanh"]
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)  #: `Activation` of activation.h
+
 
 @dataclass(slots=True, eq=False)
 class PackedWeight:
-    """A weight matrix [n, k], or with `is_swiglu` two of that shape, in the order in which gemm.cpp reads it."""
+    """A weight matrix [n, k], or with `is_gated` two of that shape, in the order in which gemm.cpp reads it."""
 
     panels: Tensor
     bias: Tensor | None  #: float32, in the same order
     k: int
     n: int
-    is_swiglu: bool
+    is_gated: bool
     location: tuple[int, int, int]  #: address, packed elements per row, number of panels
     next_location: tuple[int, int, int] = (0, 0, 0)  #: of the weight that was used after this one
 
@@ -53,10 +57,10 @@ class PackedGemm:
             ValueError: matrices that don't fit each other, or an odd k in bfloat16.
         """
         *firsts, n = accumulate(map(len, weights), initial=0)
-        return self._pack(weights, biases, firsts, n, is_swiglu=False)
+        return self._pack(weights, biases, firsts, n, is_gated=False)
 
-    def pack_swiglu(self, gate: Tensor, up: Tensor, biases: Sequence[Tensor | None]) -> PackedWeight:
-        """Packs two matrices [n, k] for silu(x @ gate.T) * (x @ up.T) (SwiGLU, arXiv 2002.05202).
+    def pack_gated(self, gate: Tensor, up: Tensor, biases: Sequence[Tensor | None]) -> PackedWeight:
+        """Packs two matrices [n, k] for activation(x @ gate.T) * (x @ up.T) (arXiv 2002.05202).
 
         Raises:
             ValueError: as `pack`.
@@ -64,7 +68,7 @@ class PackedGemm:
         if gate.shape != up.shape:
             raise ValueError(f"gate is {list(gate.shape)}, up {list(up.shape)}")
         half_panel = self._library.pagedbatch_panel_width() // 2
-        return self._pack((gate, up), biases, (0, half_panel), len(gate), is_swiglu=True)
+        return self._pack((gate, up), biases, (0, half_panel), len(gate), is_gated=True)
 
     def _pack(
         self,
@@ -73,29 +77,38 @@ class PackedGemm:
         firsts: Sequence[int],
         n: int,
         *,
-        is_swiglu: bool,
+        is_gated: bool,
     ) -> PackedWeight:
         k, dtype = weights[0].shape[1], weights[0].dtype
         pair = 4 // dtype.itemsize
         if k % pair:
             raise ValueError(f"k = {k} is odd: bfloat16 is packed in pairs")
         width = self._library.pagedbatch_panel_width()
-        num_panels = -(-n // (width // 2 if is_swiglu else width))
+        num_panels = -(-n // (width // 2 if is_gated else width))
         panels = torch.zeros(num_panels * width * k, dtype=dtype)
         bias = None if all(each is None for each in biases) else torch.zeros(num_panels * width)
 
         def put(rows: Tensor, shape: tuple[int, int], to: Tensor, first: int) -> None:
             address = pointer(rows, to.dtype, shape)
-            self._library.pagedbatch_pack(address, *shape, to.data_ptr(), first, is_swiglu, is_bfloat16(rows))
+            self._library.pagedbatch_pack(address, *shape, to.data_ptr(), first, is_gated, is_bfloat16(rows))
 
         for weight, own_bias, first in zip(weights, biases, firsts, strict=True):
             put(weight, (len(weight), k), panels, first)
             if own_bias is not None and bias is not None:
                 put(own_bias.float().unsqueeze(1), (len(weight), 1), bias, first)
-        return PackedWeight(panels, bias, k, n, is_swiglu, (panels.data_ptr(), k // pair, num_panels))
+        return PackedWeight(panels, bias, k, n, is_gated, (panels.data_ptr(), k // pair, num_panels))
 
-    def matmul(self, weight: PackedWeight, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """[m, n] for `x` [m, k]; `residual` [m, n] is added.
+    def matmul(
+        self,
+        weight: PackedWeight,
+        x: Tensor,
+        residual: Tensor | None = None,
+        activation: Activation = "identity",
+    ) -> Tensor:
+        """[m, n] for `x` [m, k].
+
+        `activation` is applied to the product with its bias, or of two matrices to the gate; then `residual` [m, n] is
+        added. "gelu_tanh" is the "gelu_new" of transformers.
 
         Raises:
             ValueError: shapes or dtypes that don't fit each other.
@@ -115,7 +128,8 @@ class PackedGemm:
             n=weight.n,
             next_k=next_k,
             next_num_panels=next_num_panels,
-            is_swiglu=weight.is_swiglu,
+            is_gated=weight.is_gated,
+            activation=ACTIVATIONS.index(activation),
             is_bfloat16=is_bfloat16(x),
             num_threads=torch.get_num_threads(),
         )

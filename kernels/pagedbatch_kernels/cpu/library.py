@@ -30,14 +30,14 @@ class LayerCache(ctypes.Structure):
 
 class AttentionArgs(ctypes.Structure):
     _fields_ = (
-        *_fields(c_void_p, "query output sinks"),
+        *_fields(c_void_p, "query output sinks position_bias"),
         *_fields(LayerCache, "cache"),
         *_fields(c_void_p, "block_tables seq_lens query_start_loc"),
         *_fields(c_void_p, "prefix_tables prefix_lens prefix_start_loc seq_prefix_lens"),
         *_fields(c_int64, "token_stride head_stride table_width prefix_table_width"),
-        *_fields(c_int32, "num_seqs num_prefixes num_tokens num_heads window"),
+        *_fields(c_int32, "num_seqs num_prefixes num_tokens num_heads window bias_reach"),
         *_fields(c_float, "scale softcap"),
-        *_fields(c_int32, "is_bfloat16 num_threads"),
+        *_fields(c_int32, "is_causal is_bfloat16 num_threads"),
     )
 
 
@@ -65,7 +65,7 @@ class GemmArgs(ctypes.Structure):
     _fields_ = (
         *_fields(c_void_p, "input weight bias residual output next_weight"),
         *_fields(c_int64, "m k n next_k next_num_panels"),
-        *_fields(c_int32, "is_swiglu is_bfloat16 num_threads"),
+        *_fields(c_int32, "is_gated activation is_bfloat16 num_threads"),
     )
 
 
@@ -92,6 +92,7 @@ FUNCTIONS: dict[str, tuple[Any, Sequence[Any]]] = {
     "write_kv": (c_bool, [POINTER(WriteKvArgs)]),
     "copy_blocks": (c_bool, [*[c_void_p] * 4, *[c_int64] * 5]),
     "rms_norm": (None, [*[c_void_p] * 3, c_int64, c_int64, c_float, c_int32, c_int32]),
+    "layer_norm": (None, [*[c_void_p] * 4, c_int64, c_int64, c_float, c_int32, c_int32]),
     "rope_and_write_kv": (c_bool, [POINTER(RopeArgs)]),
     "panel_width": (c_int32, []),
     "has_matrix_unit": (c_bool, []),

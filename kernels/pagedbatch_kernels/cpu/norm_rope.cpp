@@ -1,6 +1,7 @@
-// RMS norm, and RoPE with the write into the KV cache: what a decoder computes between its gemms.
+// RMS norm, layer norm, and RoPE with the write into the KV cache: what a model computes between its gemms.
 //
 //   rms_norm:          out[t] = x[t] / sqrt(mean(x[t]^2) + epsilon) * weight,   x [num_tokens, size]
+//   layer_norm:        out[t] = (x[t] - mean(x[t])) / sqrt(variance(x[t]) + epsilon) * weight + bias
 //   rope_and_write_kv: q, k of qkv [num_tokens, num_heads + 2 * num_kv_heads, head_size] are normed (if the model does)
 //                      and rotated; q is replaced in place, k and v go to their slots of the cache
 //
@@ -50,6 +51,29 @@ void rms_norm(const T* x, const T* weight, T* output, int64_t num_tokens, int64_
     for (int64_t i = 0; i < size; i += LANES) {
       const int count = std::min<int64_t>(LANES, size - i);
       store(output + token * size + i, load(values + i, count) * scale * load(weight + i, count), count);
+    }
+  });
+}
+
+//! The variance is summed in a second pass over x, around the mean: in one pass, large means would leave little of it.
+template <class T>
+void layer_norm(const T* x, const T* weight, const T* bias, T* output, int64_t num_tokens, int64_t size, float epsilon,
+                int num_threads) {
+  for_each_token(num_tokens, size, num_threads, [=](int64_t token) {
+    const T* values = x + token * size;
+    Vec total{}, squares{};
+    for (int64_t i = 0; i < size; i += LANES) total += load(values + i, std::min<int64_t>(LANES, size - i));
+    const Vec mean = broadcast(reduce_sum(total) / size);
+    for (int64_t i = 0; i < size; i += LANES) {
+      const int count = std::min<int64_t>(LANES, size - i);
+      const Vec centred = load(values + i, count) - mean;
+      squares += lane_indices() < count ? centred * centred : Vec{};
+    }
+    const float scale = 1.0f / std::sqrt(reduce_sum(squares) / size + epsilon);
+    for (int64_t i = 0; i < size; i += LANES) {
+      const int count = std::min<int64_t>(LANES, size - i);
+      const Vec normed = (load(values + i, count) - mean) * scale * load(weight + i, count);
+      store(output + token * size + i, bias ? normed + load(bias + i, count) : normed, count);
     }
   });
 }
@@ -140,6 +164,16 @@ extern "C" void pagedbatch_rms_norm(const void* x, const void* weight, void* out
   dispatch_dtype(is_bfloat16, [=](auto t) {
     using T = decltype(t);
     rms_norm((const T*)x, (const T*)weight, (T*)output, num_tokens, size, epsilon, num_threads);
+  });
+}
+
+//! As `rms_norm`; `bias` [size], or null.
+extern "C" void pagedbatch_layer_norm(const void* x, const void* weight, const void* bias, void* output,
+                                      int64_t num_tokens, int64_t size, float epsilon, int32_t is_bfloat16,
+                                      int32_t num_threads) {
+  dispatch_dtype(is_bfloat16, [=](auto t) {
+    using T = decltype(t);
+    layer_norm((const T*)x, (const T*)weight, (const T*)bias, (T*)output, num_tokens, size, epsilon, num_threads);
   });
 }
 

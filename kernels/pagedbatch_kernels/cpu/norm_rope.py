@@ -1,4 +1,4 @@
-"""RMS norm, and RoPE with the write into the KV cache: norm_rope.cpp.
+"""RMS norm, layer norm, and RoPE with the write into the KV cache: norm_rope.cpp.
 
 Float32 or bfloat16 throughout, contiguous. A token's result does not depend on its batch.
 """
@@ -34,6 +34,30 @@ class NormRope:
         self._library.pagedbatch_rms_norm(
             pointer(values, dtype),
             pointer(weight, dtype, (size,)),
+            output.data_ptr(),
+            num_tokens,
+            size,
+            epsilon,
+            is_bfloat16(values),
+            torch.get_num_threads(),
+        )
+        return output
+
+    def layer_norm(self, values: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
+        """`values` [num_tokens, size] at mean 0 and variance 1, times `weight` [size], plus `bias` [size].
+
+        See arXiv 1607.06450. A residual is added by the product before it (`PackedGemm.matmul`).
+
+        Raises:
+            ValueError: the tensors don't fit each other.
+        """
+        num_tokens, size = values.shape
+        dtype = values.dtype
+        output = torch.empty_like(values)
+        self._library.pagedbatch_layer_norm(
+            pointer(values, dtype),
+            pointer(weight, dtype, (size,)),
+            None if bias is None else pointer(bias, dtype, (size,)),
             output.data_ptr(),
             num_tokens,
             size,
