@@ -36,7 +36,7 @@ Allowed = AllowedIds | AllowedMask
 
 
 class ConstraintState(Protocol):
-    """Where one sequence stands. It belongs to that sequence alone: a fork gets a state of its own."""
+    """How far one sequence has come. It belongs to that sequence alone: a fork gets a state of its own."""
 
     def allowed(self) -> Allowed | None:
         """What may come next; None: anything. End tokens are among it where the output may end here."""
@@ -45,7 +45,7 @@ class ConstraintState(Protocol):
         """Takes in a token that was allowed and ended nothing."""
 
     def fork(self) -> ConstraintState:
-        """A state that stands at the same place and goes on by itself."""
+        """A copy of the state, for a sequence of its own."""
 
 
 class Constraint(Protocol):

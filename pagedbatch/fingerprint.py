@@ -33,7 +33,7 @@ class Content:
     chunk_bytes: int = CHUNK_BYTES
 
     def stored(self) -> dict[str, Any]:
-        """As it stands in a manifest."""
+        """As a manifest holds it."""
         return {"name": self.name, "size": self.size, "chunk_bytes": self.chunk_bytes, "chunks": list(self.chunks)}
 
     def digest(self) -> str:

@@ -54,7 +54,7 @@ class TokenBytes:
         return b"" if skip_special_tokens and token_id in self.special_ids else self.literal(token_id, first)
 
     def of_output(self, token_ids: list[int], *, skip_special_tokens: bool) -> list[tuple[bytes, bool]]:
-        """What each token of an output adds to its text, and whether it stands first there."""
+        """What each token of an output adds to its text, and whether it is the first."""
         pieces: list[tuple[bytes, bool]] = []
         first = True
         for token_id in token_ids:
@@ -67,7 +67,7 @@ class TokenBytes:
         return [(piece, is_first) for piece, (_, is_first) in zip(fitted, pieces, strict=True)]
 
     def _literal(self, token_id: int, first: bool) -> bytes:
-        """A token's bytes, special or not; `first`: nothing stands before it in the text."""
+        """A token's bytes, special or not; `first`: nothing is before it in the text."""
         token = self._tokenizer.convert_ids_to_tokens(token_id)
         if token is None:  # an id beyond the tokenizer's
             return b""

@@ -1,6 +1,6 @@
 """Which block holds which tokens after which prefix.
 
-Only full blocks stand here. A block's key chains over everything before it, so that equal keys mean equal prefixes;
+Only full blocks are cached. A block's key chains over everything before it, so that equal keys mean equal prefixes;
 the block's own tokens are compared on every hit.
 """
 

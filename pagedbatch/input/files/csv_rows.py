@@ -96,8 +96,9 @@ class _Records:
     """The lines of a text with their ends, for a reader that makes records of them.
 
     The reader asks for more of a record only within a quoted cell: up to the next quote it then gets many lines in one.
-    A record of more than `max_chars` characters is an error, and the rest of it is skipped without being held: the number
-    of quotes so far tells whether a cell is still open at the end of a line. `first` is the line in which the record began.
+    A record of more than `max_chars` characters is an error, and the rest of it is skipped without being held. The
+    number of quotes so far tells whether a cell is still open at the end of a line. `first` is the line in which the
+    record began.
     """
 
     def __init__(self, text: io.TextIOWrapper, max_chars: int) -> None:
