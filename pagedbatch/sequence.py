@@ -29,6 +29,9 @@ class Request:
     `rng_key` is a 64-bit number made from the seed and the row's id: with a sample index and a position it alone
     decides every random draw of the row. Lower `priority` values run first. `num_truncated_tokens` were cut off the
     prompt. `thinking` None: outputs are answers as a whole.
+
+    For an encoder-decoder `source_token_ids` is what the encoder reads, and `prompt_token_ids` what the decoder begins
+    with: its start token and a target prefix. Decoders have no source.
     """
 
     request_id: int
@@ -39,12 +42,35 @@ class Request:
     constraint: Constraint | None = None
     num_truncated_tokens: int = 0
     thinking: Thinking | None = None
+    source_token_ids: list[int] = field(default_factory=list)
+
+    @property
+    def num_input_tokens(self) -> int:
+        """Tokens of the source, or of the prompt where there is none."""
+        return len(self.source_token_ids or self.prompt_token_ids)
+
+    @property
+    def max_stored_tokens(self) -> int:
+        """Maximum number of tokens whose K/V one of its sequences reads: of source, prompt and output."""
+        return len(self.source_token_ids) + len(self.prompt_token_ids) + self.params.max_tokens
 
     @property
     def computes_nothing(self) -> bool:
-        """Whether it is answered as it stands: nothing to generate, and no prompt token to score."""
+        """Whether it is answered without a step: nothing to generate, and no prompt token to score."""
         scores_nothing = self.params.prompt_logprobs is None or len(self.prompt_token_ids) == 1
         return self.params.max_tokens == 0 and scores_nothing
+
+
+class Source:
+    """What the sequences of a group read across, and the id of its block table."""
+
+    __slots__ = ("is_encoded", "seq_id", "token_ids")
+
+    def __init__(self, seq_id: int, token_ids: list[int]) -> None:
+        self.seq_id = seq_id
+        self.token_ids = token_ids
+        #: Whether its K/V are in the pool, or will be when the step is done that is being scheduled.
+        self.is_encoded = False
 
 
 class TokenNode:
@@ -83,7 +109,7 @@ def output_token_ids(node: TokenNode | None, last: int | None = None) -> list[in
 
 
 class Sequence:
-    """One growing output of a group: its history, and how far its K/V stand in the pool."""
+    """One growing output of a group: its history, and how many of its tokens have K/V in the pool."""
 
     __slots__ = (
         "beam_group", "constraint", "cumulative_logprob", "group", "num_computed_tokens", "num_tokens",
@@ -160,7 +186,7 @@ class FinishedSequence:
 
 
 class GroupState(Enum):
-    """Where a group stands. Only RUNNING groups own device blocks."""
+    """The state of a group. Only RUNNING groups own device blocks."""
 
     WAITING = auto()
     RUNNING = auto()
@@ -181,6 +207,7 @@ class SequenceGroup:
     pending: deque[Sequence] = field(default_factory=deque)
     finished: list[FinishedSequence] = field(default_factory=list)
     state: GroupState = GroupState.WAITING
+    source: Source | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     #: Maximum number of distinct blocks that the group held when it was preempted by recomputation.
@@ -235,12 +262,12 @@ class SequenceGroup:
         return missing
 
     def beam_groups(self) -> list[tuple[int, range]]:
-        """Each beam group that still searches: its number, and where its beams stand in `sequences`.
+        """Each beam group that still searches: its number, and the positions of its beams in `sequences`.
 
         At the first position there is one sequence, from which all of them start.
         """
         if self.sequences[0].tail is None:
             return [(number, range(1)) for number in range(self.params.num_beam_groups)]
-        sizes = Counter(seq.beam_group for seq in self.sequences)  # in order: beams of one group stand together
+        sizes = Counter(seq.beam_group for seq in self.sequences)  # in order: beams of one group are neighbours
         stops = accumulate(sizes.values())
         return [(number, range(stop - size, stop)) for (number, size), stop in zip(sizes.items(), stops, strict=True)]

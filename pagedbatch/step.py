@@ -25,7 +25,7 @@ class BlockCopy(NamedTuple):
 class ScheduledSequence(NamedTuple):
     """A run of tokens of one sequence to compute in this step.
 
-    `token_ids` are the query tokens; `context_len` tokens before them stand in the pool already or are computed in
+    `token_ids` are the query tokens; `context_len` tokens before them are in the pool already or are computed in
     the same step by a sequence that shares the blocks. `block_table` covers `context_len + len(token_ids)` tokens; it
     is the manager's own list, valid during the step and not to be changed.
     """
@@ -34,6 +34,19 @@ class ScheduledSequence(NamedTuple):
     token_ids: list[int]
     context_len: int
     block_table: list[int]
+
+
+class ScheduledSource(NamedTuple):
+    """A source that an encoder-decoder's sequences read across: its cross-attention K/V lie in `block_table`.
+
+    The scheduled sequences `readers` attend to all of its `num_tokens` tokens. `token_ids` is given where the source
+    must be encoded in this step, before anyone reads it.
+    """
+
+    readers: range
+    num_tokens: int
+    block_table: list[int]
+    token_ids: list[int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +60,7 @@ class History:
 class SampleTask(NamedTuple):
     """Draw one token for each of `sample_indices` from the last position of scheduled sequence `seq_index`.
 
-    More than one index stands only at the first position of a group with n > 1. `position` counts generated tokens.
+    There is more than one index only at the first position of a group with n > 1. `position` counts generated tokens.
     `allowed` is what the row's constraint leaves; None: anything.
     """
 
@@ -104,6 +117,7 @@ class SchedulerOutput:
     swap_in: list[BlockCopy]
     num_tokens: int
     prompts: list[PromptTask] = field(default_factory=list)
+    sources: list[ScheduledSource] = field(default_factory=list)
 
 
 class SampleResult(NamedTuple):

@@ -10,7 +10,8 @@ import torch
 from engines import run_engine
 from transformers import MistralConfig, MistralForCausalLM
 
-from pagedbatch.engine.block_manager import NO_BLOCK, BlockManager
+from pagedbatch.engine.block_manager import BlockManager
+from pagedbatch.engine.block_table import NO_BLOCK
 from pagedbatch.model.model_defaults import model_defaults
 from pagedbatch.params import GenerationParams
 from pagedbatch.sequence import Request

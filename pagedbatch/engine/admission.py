@@ -51,7 +51,7 @@ def never_message(config: EngineConfig, group: SequenceGroup) -> str | None:
 
 
 def blocks_at_most(config: EngineConfig, group: SequenceGroup) -> int:
-    """Maximum number of blocks that a group holds: full prompt blocks once, then a tail of each sequence.
+    """Maximum number of blocks that a group holds: source and full prompt blocks once, then a tail of each sequence.
 
     The last generated token is never computed, so its K/V take no slot. With a window, no more of the prompt is
     held than the window before a step's tokens and those, and no more of a tail than the window. Samples that take
@@ -67,7 +67,8 @@ def blocks_at_most(config: EngineConfig, group: SequenceGroup) -> int:
         num_tail = min(num_tail, config.window // size + 2)
         if group.max_width < group.params.width:
             return group.max_width * (num_shared + num_tail)
-    return num_shared + group.max_width * num_tail
+    num_source = -(-len(group.request.source_token_ids) // size)
+    return num_source + num_shared + group.max_width * num_tail
 
 
 def host_bytes_at_most(config: EngineConfig, group: SequenceGroup) -> int:
@@ -98,9 +99,14 @@ def _kind(group: SequenceGroup) -> str:
     return kind if group.max_width == params.width else f"{kind}, {group.max_width} at once"
 
 
+def _source(group: SequenceGroup) -> str:
+    num_tokens = len(group.request.source_token_ids)
+    return f"source {num_tokens} + " if num_tokens else ""
+
+
 def _blocks_message(config: EngineConfig, group: SequenceGroup) -> str:
     return (
-        f"needs {blocks_at_most(config, group)} KV blocks of {config.block_size} tokens (prompt "
+        f"needs {blocks_at_most(config, group)} KV blocks of {config.block_size} tokens ({_source(group)}prompt "
         f"{len(group.prompt_token_ids)} + max_tokens {group.params.max_tokens}, {_kind(group)}), but the pool has "
         f"{config.num_blocks}: raise --kv-memory or --num-blocks, or lower max_tokens"
     )

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from pagedbatch.engine.block_pool import BlockPool
+from pagedbatch.engine.block_table import NO_BLOCK, BlockTable
 from pagedbatch.engine.prefix_cache import CachedBlock, PrefixCache
 from pagedbatch.errors import BlockAccountingError
 from pagedbatch.outputs import PoolCounts
@@ -16,46 +17,6 @@ from pagedbatch.step import BlockCopy
 
 #: Gives the token ids [start, stop) of a sequence.
 TokenSlice = Callable[[int, int], list[int]]
-
-
-#: Stands in a table where a block was dropped, because its tokens have left every attention window.
-NO_BLOCK = -1
-
-
-class BlockTable:
-    """A sequence's block ids in order, and the cache entries of its leading full blocks.
-
-    The first `num_dropped` blocks are gone: they hold `NO_BLOCK`.
-    """
-
-    __slots__ = ("blocks", "cacheable", "entries", "num_dropped", "root")
-
-    def __init__(self, root: int) -> None:
-        self.root = root
-        self.num_dropped = 0
-        self.blocks: list[int] = []
-        self.entries: list[CachedBlock] = []
-        self.cacheable = True
-
-    @property
-    def chain_hash(self) -> int:
-        return self.entries[-1].chain_hash if self.entries else self.root
-
-    @property
-    def owned(self) -> list[int]:
-        """The blocks that are there, in order."""
-        return self.blocks[self.num_dropped :] if self.num_dropped else self.blocks
-
-    def copy(self) -> BlockTable:
-        return self.moved(self.owned)
-
-    def moved(self, owned: list[int]) -> BlockTable:
-        """The same contents in other blocks."""
-        twin = BlockTable(self.root)
-        twin.num_dropped = self.num_dropped
-        twin.blocks = [NO_BLOCK] * self.num_dropped + owned
-        twin.entries, twin.cacheable = list(self.entries), self.cacheable
-        return twin
 
 
 class BlockManager:
@@ -150,16 +111,23 @@ class BlockManager:
 
     # --- act -----------------------------------------------------------------------------------------------------
 
-    def create_table(self, seq_id: int, root: int, prefix: list[CachedBlock]) -> None:
-        """Gives a new sequence a table that begins with the shared blocks of `prefix`."""
-        table = BlockTable(root)
+    def create_table(self, seq_id: int, root: int, prefix: list[CachedBlock], source_id: int | None = None) -> None:
+        """Gives a new sequence, which reads the source `source_id`, a table that begins with the blocks of `prefix`."""
+        num_source_blocks = 0 if source_id is None else len(self._tables[source_id].blocks)
+        self._create(seq_id, BlockTable(root, num_source_blocks=num_source_blocks), prefix)
+
+    def create_source_table(self, source_id: int, root: int, prefix: list[CachedBlock]) -> None:
+        """Gives a source a table that begins with the blocks of `prefix`."""
+        self._create(source_id, BlockTable(root, is_source=True), prefix)
+
+    def _create(self, seq_id: int, table: BlockTable, prefix: list[CachedBlock]) -> None:
         for entry in prefix:
             assert entry.block_id is not None
             self._touch(entry.block_id)
             table.blocks.append(entry.block_id)
             table.entries.append(entry)
         self._tables[seq_id] = table
-        self._logical_blocks += len(prefix)
+        self._logical_blocks += table.num_logical
 
     def extend(self, seq_id: int, start: int, stop: int) -> BlockCopy | None:
         """Makes room to write tokens [start, stop): copies a shared half-full last block, then appends new blocks.
@@ -167,7 +135,8 @@ class BlockManager:
         Returns:
             The copy to make before the write, if one is needed.
         """
-        blocks, size = self._tables[seq_id].blocks, self.block_size
+        table, size = self._tables[seq_id], self.block_size
+        blocks = table.blocks
         copy = None
         if start % size and self.pool.ref_count[blocks[-1]] > 1:
             copy = BlockCopy(blocks[-1], self._allocate())
@@ -175,7 +144,7 @@ class BlockManager:
             blocks[-1] = copy.dst
         while len(blocks) * size < stop:
             blocks.append(self._allocate())
-            self._logical_blocks += 1
+            self._logical_blocks += not table.is_source
         for index in range(start // size, len(blocks)):
             self._fill(blocks[index], min(size, stop - index * size))
         return copy
@@ -226,7 +195,7 @@ class BlockManager:
         for block_id in table.owned:
             self.pool.touch(block_id)
         self._tables[child_id] = table
-        self._logical_blocks += len(table.owned)
+        self._logical_blocks += table.num_logical
 
     def is_whole(self, seq_id: int) -> bool:
         """Whether no block of the sequence was dropped."""
@@ -270,7 +239,7 @@ class BlockManager:
     def free(self, seq_id: int) -> None:
         """Gives back the blocks of a sequence, last first, so that a cached prefix outlives its continuations."""
         table = self._tables.pop(seq_id)
-        self._logical_blocks -= len(table.owned)
+        self._logical_blocks -= table.num_logical
         for block_id in reversed(table.owned):
             self._free(block_id)
 
@@ -299,12 +268,12 @@ class BlockManager:
     def swap_in(self, num_tokens: dict[int, int]) -> list[BlockCopy]:
         """Brings a group back: `num_tokens` says how many tokens each of its sequences holds.
 
-        Blocks whose contents still stand in the pool are shared instead of copied.
+        Blocks whose contents are still in the pool are shared instead of copied.
         """
         moved: dict[int, int] = {}
         copies: list[BlockCopy] = []
         distinct = self._distinct(self._swapped, list(num_tokens))
-        # Standing contents are taken before anything is allocated, which could evict them.
+        # Blocks that are still there are taken before anything is allocated, which could evict them.
         for host, entry in distinct.items():
             if entry is not None and entry.block_id is not None:
                 self._touch(entry.block_id)
@@ -321,7 +290,7 @@ class BlockManager:
             for host in table.owned:
                 self.swap_pool.free(host)
             self._tables[seq_id] = twin
-            self._logical_blocks += len(twin.owned)
+            self._logical_blocks += twin.num_logical
             for index, block_id in enumerate(twin.owned, start=twin.num_dropped):
                 self._fill(block_id, min(self.block_size, length - index * self.block_size))
         return copies
@@ -381,7 +350,7 @@ class BlockManager:
             owners = Counter(block_id for table in tables.values() for block_id in table.owned)
             if any(owners[block_id] != count for block_id, count in enumerate(pool.ref_count)):
                 raise BlockAccountingError(f"ref counts of a pool of {pool.num_blocks} blocks differ from its tables")
-        logical = sum(len(table.owned) for table in self._tables.values())
+        logical = sum(table.num_logical for table in self._tables.values())
         filled = sum(self._filled[b] for b, count in enumerate(self.pool.ref_count) if count)
         if logical != self._logical_blocks or filled != self._filled_slots:
             raise BlockAccountingError(

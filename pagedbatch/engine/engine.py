@@ -19,7 +19,7 @@ from pagedbatch.engine.stopping import LENGTH, Detokenize, StopChecker
 from pagedbatch.errors import PagedBatchError
 from pagedbatch.outputs import BlockMap, CompletionOutput, PoolCounts, RequestOutput, StepOutput, StepSnapshot
 from pagedbatch.params import GenerationParams
-from pagedbatch.sequence import FinishedSequence, Request, SequenceGroup, output_token_ids
+from pagedbatch.sequence import FinishedSequence, Request, SequenceGroup, Source, output_token_ids
 from pagedbatch.step import ModelRunnerOutput, SampleTask, ScheduledSequence, SchedulerOutput, StepSeconds, TopLogprobs
 from pagedbatch.wording import named
 
@@ -110,7 +110,7 @@ class Engine:
     def _map_blocks(self, live_blocks: int, num_sequences: int) -> BlockMap:
         blocks = self.scheduler.blocks
         tables = (
-            (group.request.request_id, blocks.block_table(seq.seq_id))
+            (group.request.request_id, self.scheduler.sources.blocks_of(group) + blocks.block_table(seq.seq_id))
             for group in self.scheduler.running
             for seq in group.sequences
             if blocks.has_table(seq.seq_id)
@@ -134,26 +134,33 @@ class Engine:
             self.scheduler.counters.failed_steps += 1
             culprit = self._isolation.step_failed(builder, error)
             if culprit is not None:
-                if not self._is_alive():
+                if not self._is_alive(culprit):
                     raise
                 reason = f"the model can't run this row, though it ran alone: {named(error)}"
                 self._answered.append(_failed(culprit, reason))
             return None
 
-    def _is_alive(self) -> bool:
-        """Whether the runner can do anything at all: one token of nobody's."""
+    def _is_alive(self, culprit: SequenceGroup) -> bool:
+        """Whether the runner can do anything at all: one token of nobody's, with a source if the culprit has one."""
         blocks, seq_id = self.scheduler.blocks, self.scheduler.new_seq_id()
         blocks.create_table(seq_id, blocks.root_of(0), [])
         blocks.extend(seq_id, 0, 1)
         builder = StepBuilder(tokens_left=1, scores_left=0)
         seq_index = builder.add(ScheduledSequence(seq_id, [0], 0, blocks.block_table(seq_id)))
         builder.samples.append(SampleTask(seq_index, GenerationParams(), _NOBODY, (0,), 0))
+        source = None if culprit.request.source_token_ids == [] else Source(self.scheduler.new_seq_id(), [0])
+        if source is not None:
+            blocks.create_source_table(source.seq_id, blocks.root_of(0), [])
+            blocks.extend(source.seq_id, 0, 1)
+            builder.read_source(seq_index, source, blocks.block_table(source.seq_id))
         try:
             self._runner.execute(builder.build(self._num_steps))
         except Exception:
             return False
         finally:
             blocks.free(seq_id)
+            if source is not None:
+                blocks.free(source.seq_id)
         return True
 
     def _update(self, builder: StepBuilder, result: ModelRunnerOutput) -> Iterator[RequestOutput]:
@@ -230,7 +237,7 @@ def _own_error(error: Exception) -> str:
 
 
 def _failed(group: SequenceGroup, reason: str) -> RequestOutput:
-    return RequestOutput(group.request.request_id, [], len(group.prompt_token_ids), error=reason)
+    return RequestOutput(group.request.request_id, [], group.request.num_input_tokens, error=reason)
 
 
 def _finished(group: SequenceGroup) -> RequestOutput:
@@ -247,7 +254,7 @@ def _finished(group: SequenceGroup) -> RequestOutput:
     return RequestOutput(
         request_id=group.request.request_id,
         outputs=outputs,
-        num_prompt_tokens=len(group.prompt_token_ids),
+        num_prompt_tokens=group.request.num_input_tokens,
         num_cached_tokens=group.num_cached_tokens,
         num_preemptions=group.num_preemptions,
         prompt_scores=None if group.params.prompt_logprobs is None else group.prompt_scores,

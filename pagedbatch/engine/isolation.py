@@ -83,7 +83,7 @@ class Isolation:
         suspects = [_suspect(group) for group in scheduler.groups_in(builder)]
         scheduler.roll_back(builder)
         if self._case is None:
-            self._case = _Case(builder.num_tokens, is_out_of_memory(error))
+            self._case = _Case(builder.num_tokens + builder.num_source_tokens, is_out_of_memory(error))
         culprit = None
         if trial is None:
             self._add(suspects)

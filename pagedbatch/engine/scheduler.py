@@ -12,14 +12,16 @@ from __future__ import annotations
 from pagedbatch.config import EngineConfig
 from pagedbatch.engine.admission import Admission, max_width, never_message
 from pagedbatch.engine.block_manager import BlockManager
+from pagedbatch.engine.preemption import Preemption
 from pagedbatch.engine.prefix_cache import CachedBlock
 from pagedbatch.engine.queues import Queues
+from pagedbatch.engine.sources import SourceTables
 from pagedbatch.engine.step_builder import StepBuilder
 from pagedbatch.engine.stopping import StopChecker
 from pagedbatch.engine.tasks import add_prompt_task, add_tasks
 from pagedbatch.errors import EngineStalledError, PagedBatchError
 from pagedbatch.outputs import EngineCounters
-from pagedbatch.sequence import GroupState, Request, Sequence, SequenceGroup
+from pagedbatch.sequence import GroupState, Request, Sequence, SequenceGroup, Source
 from pagedbatch.step import ScheduledSequence
 from pagedbatch.wording import named
 
@@ -33,8 +35,10 @@ class Scheduler:
         self.blocks = BlockManager(
             config.num_blocks, config.block_size, config.num_swap_blocks, prefix_cache=config.prefix_cache
         )
+        self.sources = SourceTables(self.blocks)
         self.queues = Queues()
         self.counters = EngineCounters()
+        self.preemption = Preemption(config.preemption, self.blocks, self.sources, self.queues, self.counters)
         #: Maximum number of tokens per step; smaller while a failed step is tried again in parts.
         self.max_num_tokens = config.max_num_batched_tokens
         self._num_arrivals = 0
@@ -64,6 +68,8 @@ class Scheduler:
         seq = Sequence(self.new_seq_id(), group, 0)
         seq.constraint = None if request.constraint is None else request.constraint.start()
         group.sequences.append(seq)
+        if request.source_token_ids:
+            group.source = Source(self.new_seq_id(), request.source_token_ids)
         self.queues.enqueue(group)
 
     def new_seq_id(self) -> int:
@@ -74,6 +80,7 @@ class Scheduler:
         """Takes a finished group out and gives back what it still owns."""
         for seq in group.sequences:
             self.blocks.free(seq.seq_id)
+        self.sources.free(group)
         group.sequences.clear()
         group.state = GroupState.FINISHED
         self.running.remove(group)
@@ -94,19 +101,21 @@ class Scheduler:
             for seq in group.sequences:
                 self.blocks.free_swapped(seq.seq_id)
                 seq.num_computed_tokens = 0
+            if group.source is not None:
+                self.blocks.free_swapped(group.source.seq_id)
             group.state = GroupState.WAITING
         self.start_again(list(self.running))
 
     def start_again(self, groups: list[SequenceGroup]) -> None:
-        """Takes running groups back to the queue without their K/V; nor will they find any that stands in the pool."""
+        """Takes running groups back to the queue without their K/V; nor will they find any in the pool."""
         for group in groups:
             self.queues.stop(group)
-            self._drop_blocks(group)
+            self.preemption.drop_blocks(group)
             self.queues.enqueue(group)
         self.forget_contents()
 
     def forget_contents(self) -> None:
-        """Nobody finds K/V any more that stand in the pool: who comes in computes its own.
+        """Nobody finds K/V in the pool any more: every group that starts computes its own.
 
         A group that is half rebuilt starts again: its siblings would not find what they share.
         """
@@ -180,7 +189,7 @@ class Scheduler:
             self._catch_up(group, builder, first_victim)
             # Where all of it still stood in the pool nothing was caught up: without a draw the step could be empty.
             closes = builder.num_tokens == before and self._closes_gap(group, builder)
-        if closes and self._make_room(self._blocks_to_grow(group), builder, first_victim):
+        if closes and self.preemption.make_room(self._blocks_to_grow(group), builder, first_victim):
             seq_indices = [self._schedule_tokens(seq, seq.num_tokens, builder) for seq in group.sequences]
             try:
                 add_tasks(group, seq_indices, builder, self.stops)
@@ -191,10 +200,10 @@ class Scheduler:
                 builder.broken.append(group)
 
     def _blocks_to_grow(self, group: SequenceGroup) -> int:
-        """New blocks that the group takes to close its gap; where there is plenty for any case, the most it can be."""
-        most = group.num_missing_tokens  # a token takes a new block, a copy of a shared one, or neither
-        if most <= self.blocks.pool.num_available:
-            return most
+        """New blocks that the group takes to close its gap; if there are enough in any case, the maximum it can be."""
+        maximum = group.num_missing_tokens  # a token takes a new block, a copy of a shared one, or neither
+        if maximum <= self.blocks.pool.num_available:
+            return maximum
         return self.blocks.blocks_needed([(s.seq_id, s.num_computed_tokens, s.num_tokens) for s in group.sequences])
 
     def _closes_gap(self, group: SequenceGroup, builder: StepBuilder) -> bool:
@@ -224,7 +233,7 @@ class Scheduler:
             stop = min(seq.num_tokens - 1, seq.num_computed_tokens + self._tokens_at_most(seq, builder))
             if stop > seq.num_computed_tokens:
                 needed = self.blocks.blocks_needed([(seq.seq_id, seq.num_computed_tokens, stop)])
-                if not self._make_room(needed, builder, first_victim):
+                if not self.preemption.make_room(needed, builder, first_victim):
                     return
                 self._schedule_tokens(seq, stop, builder)
             if stop < seq.num_tokens - 1:
@@ -237,23 +246,25 @@ class Scheduler:
         return min(builder.tokens_left, seq.group.num_scored + builder.scores_left - seq.num_computed_tokens)
 
     def _create_table(self, seq: Sequence) -> int:
-        """Gives a sequence without blocks a table that begins with what stands in the pool already.
+        """Gives a sequence without blocks a table that begins with what is in the pool already.
 
         Returns:
             The number of tokens found.
         """
         prefix = self._find_prefix(seq)
-        self.blocks.create_table(seq.seq_id, self.blocks.root_of(seq.group.arrival), prefix)
+        source = seq.group.source
+        root, source_id = self.sources.root_of_sequences(seq.group), None if source is None else source.seq_id
+        self.blocks.create_table(seq.seq_id, root, prefix, source_id)
         seq.num_computed_tokens = len(prefix) * self.config.block_size
         return seq.num_computed_tokens
 
     def _find_prefix(self, seq: Sequence) -> list[CachedBlock]:
-        """The blocks of a sequence that stand in the pool already.
+        """The blocks of a sequence that are in the pool already.
 
         A prompt token that must still be scored is computed, although its K/V may be there.
         """
         group = seq.group
-        prefix = self.blocks.match_prefix(self.blocks.root_of(group.arrival), seq.token_slice(0, seq.num_tokens))
+        prefix = self.blocks.match_prefix(self.sources.root_of_sequences(group), seq.token_slice(0, seq.num_tokens))
         return prefix[: group.num_scored // self.config.block_size] if group.num_unscored else prefix
 
     def _schedule_tokens(self, seq: Sequence, stop: int, builder: StepBuilder) -> int:
@@ -269,6 +280,7 @@ class Scheduler:
         seq_index = builder.add(
             ScheduledSequence(seq_id, seq.token_slice(start, stop), start, self.blocks.block_table(seq_id))
         )
+        self.sources.read(seq.group, seq_index, builder)
         if seq.group.num_unscored:
             add_prompt_task(seq.group, seq_index, start, stop, builder)
         if start < seq.peak_computed_tokens:
@@ -277,56 +289,6 @@ class Scheduler:
         if stop > seq.peak_computed_tokens:
             seq.peak_computed_tokens = stop
         return seq_index
-
-    # --- blocks run short ----------------------------------------------------------------------------------------
-
-    def _make_room(self, needed: int, builder: StepBuilder, first_victim: int) -> bool:
-        """Preempts from the tail until `needed` blocks are available. False when even that is not enough now."""
-        while needed > self.blocks.pool.num_available and (victim := self.queues.pop_victim(first_victim)) is not None:
-            self._preempt(victim, builder)
-            builder.short_of_blocks = True
-        if needed > self.blocks.pool.num_available:
-            builder.short_of_blocks = True
-            return False
-        return True
-
-    def _preempt(self, group: SequenceGroup, builder: StepBuilder) -> None:
-        """Takes all blocks from a group, by swapping them to the host or by dropping them for recomputation."""
-        open_ids = [seq.seq_id for seq in group.sequences if self.blocks.has_table(seq.seq_id)]
-        num_blocks = self.blocks.num_distinct_blocks(open_ids)
-        if self._should_swap(group, len(open_ids), num_blocks):
-            builder.swap_out += self.blocks.swap_out(open_ids)
-            builder.swapped_out.append(group)
-            group.num_preemptions += 1
-            group.state = GroupState.SWAPPED
-            self.counters.preemptions_swap += 1
-            self.counters.swapped_out_blocks += num_blocks
-        else:
-            self._drop_blocks(group)
-        self.queues.enqueue(group)
-
-    def _drop_blocks(self, group: SequenceGroup) -> None:
-        """Takes all blocks from a group, which will compute its K/V again."""
-        open_ids = [seq.seq_id for seq in group.sequences if self.blocks.has_table(seq.seq_id)]
-        # It may have been half rebuilt.
-        group.num_blocks_lost = max(self.blocks.num_distinct_blocks(open_ids), group.num_blocks_lost)
-        for seq_id in open_ids:
-            self.blocks.free(seq_id)
-        for seq in group.sequences:
-            seq.num_computed_tokens = 0
-        group.num_preemptions += 1
-        group.state = GroupState.WAITING
-        self.counters.preemptions_recompute += 1
-
-    def _should_swap(self, group: SequenceGroup, num_open: int, num_blocks: int) -> bool:
-        """Whether a victim is swapped. A group that is still rebuilding its tables, or finds no room, is not.
-
-        `auto` swaps groups of several sequences and recomputes single ones, as the paper's system did: one sequence
-        comes back in one batched prefill, while rebuilding siblings costs a prefill each for their own tails.
-        """
-        fits = num_open == len(group.sequences) and num_blocks <= self.blocks.swap_pool.num_available
-        mode = self.config.preemption
-        return fits and (mode == "swap" or (mode == "auto" and len(group.sequences) > 1))
 
     # --- admission -----------------------------------------------------------------------------------------------
 
@@ -356,6 +318,10 @@ class Scheduler:
         too_many = running + group.width > min(self.config.max_num_seqs, self.max_num_tokens)
         if too_many or builder.tokens_left < len(group.sequences):
             return Admission.LATER
+        # Sources go whole: the first one of a step may take more tokens than are left.
+        num_tokens = len(group.sequences) + self.sources.num_tokens_to_encode(group)
+        if builder.num_source_tokens and builder.tokens_left < num_tokens:
+            return Admission.LATER
         # Half of the running sequences want a block within half a block's steps: taking the last blocks now would
         # only preempt what just started.
         if self._blocks_to_start(group) + running // 2 > self.blocks.pool.num_available:
@@ -365,27 +331,51 @@ class Scheduler:
     def _blocks_to_start(self, group: SequenceGroup) -> int:
         """Available blocks that a group takes to come in, with a tail for each sequence of its final width."""
         if group.state is GroupState.SWAPPED:
-            return self.blocks.swap_in_cost([seq.seq_id for seq in group.sequences]) + len(group.sequences)
+            return self.blocks.swap_in_cost(list(self._swapped_lengths(group))) + len(group.sequences)
         if len(group.sequences) > 1:
             return group.num_blocks_lost + len(group.sequences)
         seq = group.sequences[0]
         prefix = self._find_prefix(seq)
         new_blocks = -(-seq.num_tokens // self.config.block_size) - len(prefix)
+        new_blocks += self.sources.blocks_to_create(group)
         return new_blocks + self.blocks.available_cost(prefix) + group.max_width
+
+    def _swapped_lengths(self, group: SequenceGroup) -> dict[int, int]:
+        """How many tokens each table of a swapped group holds."""
+        lengths = {seq.seq_id: seq.num_computed_tokens for seq in group.sequences}
+        return lengths if group.source is None else lengths | {group.source.seq_id: len(group.source.token_ids)}
 
     def _start(self, group: SequenceGroup, builder: StepBuilder) -> None:
         if group.state is GroupState.SWAPPED:
-            copies = self.blocks.swap_in({seq.seq_id: seq.num_computed_tokens for seq in group.sequences})
+            copies = self.blocks.swap_in(self._swapped_lengths(group))
             builder.swap_in += copies
             self.counters.swapped_in_blocks += len(copies)
-        elif len(group.sequences) == 1:
-            found = self._create_table(group.sequences[0])
+        else:
+            num_asked, num_found = self._create_tables(group, builder)
             if group.num_preemptions == 0:
-                group.num_cached_tokens = found
-                self.counters.prefix_queried_tokens += len(group.prompt_token_ids)
-                self.counters.prefix_hit_tokens += found
-                self.counters.prompt_tokens += len(group.prompt_token_ids)
+                group.num_cached_tokens = num_found
+                self.counters.prefix_queried_tokens += num_asked
+                self.counters.prefix_hit_tokens += num_found
+                self.counters.prompt_tokens += num_asked
         if not self.running:
             builder.tokens_left = max(builder.tokens_left, len(group.sequences))
         self.queues.run(group)
         self._serve(group, builder, first_victim=len(self.running))
+
+    def _create_tables(self, group: SequenceGroup, builder: StepBuilder) -> tuple[int, int]:
+        """Gives a group its source, and its first sequence a table; siblings get theirs when they catch up.
+
+        Returns:
+            The number of prompt tokens, or of a source's, and how many of them are in the pool already.
+        """
+        source, num_found = group.source, 0
+        if source is not None:
+            self.preemption.make_room(self.sources.blocks_to_create(group), builder, first_victim=len(self.running))
+            if not self.sources.create(group, source):
+                builder.tokens_left -= len(source.token_ids)
+            builder.tokens_left = max(builder.tokens_left, len(group.sequences))
+        if len(group.sequences) == 1:
+            num_found = self._create_table(group.sequences[0])
+        if source is not None:
+            return len(source.token_ids), len(source.token_ids) if source.is_encoded else 0
+        return len(group.prompt_token_ids), num_found
