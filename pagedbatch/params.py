@@ -15,6 +15,7 @@ from pagedbatch.options import option, options_of
 from pagedbatch.readers import (
     INT64,
     MAX_ADDED,
+    MAX_TOKEN_ID,
     BadWord,
     Reader,
     biases,
@@ -26,6 +27,7 @@ from pagedbatch.readers import (
     some_token_ids,
     stop_strings,
     stopping_rule,
+    text,
     token_ids,
     words_or_ids,
 )
@@ -85,8 +87,21 @@ class GenerationParams:
         "down to half of the context at most.",
     )
 
+    source_lang: str | None = _prompts(
+        None, text, "Language of the prompts, as the tokenizer of a translation model names it, such as eng_Latn."
+    )
+    target_lang: str | None = _prompts(
+        None, text, "Language to translate into, as the tokenizer of a translation model names it."
+    )
+
     max_tokens: int = _length(
         DEFAULT_MAX_TOKENS, integer(0, INT64), "Maximum new tokens per output. 0 generates nothing."
+    )
+    max_tokens_per_source_token: float | None = _length(
+        None,
+        number(0, MAX_FACTOR, above_low=True),
+        "Of an encoder-decoder: maximum new tokens per output for each token of its source, if below --max-tokens.",
+        default_text="no limit",
     )
     min_tokens: int = _length(0, integer(0, INT64), "Minimum new tokens per output: none ends before.")
     stop: tuple[str, ...] = _length(
@@ -94,6 +109,12 @@ class GenerationParams:
     )
     stop_token_ids: tuple[int, ...] = _length((), token_ids, "Stop at this token id. Repeatable.")
     include_stop: bool = _length(False, boolean, "Keep the stop string in the output's text.")
+    forced_bos_token_id: int | None = _length(
+        None, integer(0, MAX_TOKEN_ID), "First token of each output, where nothing but one start token is before it."
+    )
+    forced_eos_token_id: int | None = _length(
+        None, integer(0, MAX_TOKEN_ID), "Last token of each output that reaches --max-tokens."
+    )
     ignore_eos: bool = _length(False, boolean, "Continue after the model's end tokens.")
     skip_special_tokens: bool = _length(True, boolean, "Leave special tokens out of the output's text.")
     thinking_budget: int | None = _length(

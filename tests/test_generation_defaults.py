@@ -62,7 +62,7 @@ def test_sampling_counts_only_where_the_model_samples() -> None:
     [
         ({"typical_p": 0.9, "guidance_scale": 1.5}, ("typical_p", "guidance_scale")),
         ({"typical_p": 1.0, "guidance_scale": None, "renormalize_logits": False}, ()),
-        ({"forced_eos_token_id": 0}, ("forced_eos_token_id",)),
+        ({"forced_eos_token_id": [0, 1]}, ("forced_eos_token_id",)),
         ({"begin_suppress_tokens": [5]}, ("begin_suppress_tokens",)),
         ({"do_sample": True, "num_return_sequences": 3}, ("num_return_sequences",)),
         ({"max_length": LIMIT - 1}, ("max_length",)),

@@ -52,7 +52,8 @@ def test_gemms(name: str, size: int, dtype: torch.dtype) -> None:
     made = linears(name, dtype)
     for width in (1, 17, 70):
         linear = made.linear(layer(size, width, dtype), layer(size, 3, dtype, has_bias=True), keep=True)
-        swiglu = made.swiglu(layer(size, width, dtype), layer(size, width, dtype, has_bias=True), keep=True)
+        gate, up = layer(size, width, dtype), layer(size, width, dtype, has_bias=True)
+        swiglu = made.gated(gate, up, "silu", keep=True)
         for num_tokens in NUM_ROWS:
             hidden = torch.randn(num_tokens, size).to(dtype)
             residual = torch.randn(num_tokens, width + 3).to(dtype)

@@ -50,7 +50,7 @@ def test_a_gated_pair(name: str, dtype: torch.dtype, has_bias: bool) -> None:
     hidden = torch.randn(5, 24).to(dtype)
     with torch.inference_mode():
         expected = nn.functional.silu(gate(hidden)) * up(hidden)
-        swiglu = linears_of(name, dtype).swiglu(gate, up, keep=True)
+        swiglu = linears_of(name, dtype).gated(gate, up, "silu", keep=True)
         torch.testing.assert_close(swiglu(hidden), expected, **TOLERANCE[dtype])
 
 
@@ -64,7 +64,7 @@ def test_weights_go_unless_they_are_to_be_kept(name: str) -> None:
     with torch.inference_mode():
         linears.linear(*layers[:2], keep=True)
         linears.linear(layers[2], keep=False)
-        linears.swiglu(layers[3], layers[4], keep=False)
+        linears.gated(layers[3], layers[4], "silu", keep=False)
     assert [weight.numel() for weight in weights(layers)] == [48, 48, 0, 0, 0]
 
 
@@ -90,7 +90,7 @@ def test_onednn_reads_no_row_past_its_end(size: int, bad: float) -> None:
     with torch.inference_mode(), ReadsPast(torch.float32) as device:
         for linear in (
             linears.linear(first, second, keep=True),
-            linears.swiglu(first, second, keep=True),
+            linears.gated(first, second, "silu", keep=True),
             lambda hidden: added_to(hidden, residual),
         ):
             found = linear(mixed)

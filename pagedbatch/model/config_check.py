@@ -208,7 +208,8 @@ def check_built_config(config: Any, place: str) -> None:
     heads = _positive(config, "num_attention_heads", place)
     hidden = _positive(config, "hidden_size", place)
     for name in ("num_hidden_layers", "vocab_size", "max_position_embeddings"):
-        _positive(config, name, place)
+        if name != "max_position_embeddings" or hasattr(config, name):  # T5 has none
+            _positive(config, name, place)
     kv_heads = getattr(config, "num_key_value_heads", None)
     if is_integer(kv_heads) and (kv_heads < 1 or heads % kv_heads):
         raise UsageError(f"{place}: num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}")

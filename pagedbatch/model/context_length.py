@@ -8,7 +8,14 @@ from typing import Any
 from pagedbatch.errors import UsageError
 
 #: Types whose positions are looked up in a table of `max_position_embeddings` entries.
-_POSITION_TABLES = frozenset({"gpt2", "gpt_bigcode", "gptj", "opt"})
+_POSITION_TABLES = frozenset(
+    {
+        *("gpt2", "gpt_bigcode", "gptj", "opt"),
+        *("bart", "blenderbot", "m2m_100", "marian", "mbart", "pegasus", "plbart"),
+    }
+)
+#: T5 has no limit of its own: distances beyond its buckets count as the last one. It was trained on this length.
+_T5_LENGTH = 512
 #: Scalings that change with the longest sequence of a batch.
 _BATCH_DEPENDENT = frozenset({"dynamic", "longrope"})
 
@@ -48,7 +55,10 @@ def context_length(config: Any) -> ContextLength:
     "dynamic" and "longrope" change with the longest sequence of a batch, which would make a row depend on the others.
     Up to the original length they don't, so such a model is limited to that.
     """
-    longest = int(config.max_position_embeddings)
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is None:
+        return ContextLength(int(getattr(config, "n_positions", None) or _T5_LENGTH))
+    longest = int(longest)
     if config.model_type in _POSITION_TABLES:
         return ContextLength(longest, ceiling=f"its positions are a table of {longest} entries")
     rope = getattr(config, "rope_parameters", None) or {}

@@ -1,4 +1,7 @@
-"""From a step's batch to logits: by the forward of transformers, or by a fused one (llama_forward.py)."""
+"""From a step's batch to logits: by the forward of transformers, or by a fused one.
+
+llama_forward.py and fused_encoder_decoder.py are fused, encoder_decoder.py is that of transformers too.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
-from pagedbatch.errors import RunError
 from pagedbatch.model.attention import PagedAttention
 from pagedbatch.model.input_batch import InputBatch
 from pagedbatch.model.mapped_weights import map_separately
@@ -42,11 +44,7 @@ class HfForward:
                 use_cache=False,
                 logits_to_keep=batch.logits_indices,
             )
-        if self._attention.calls != self._num_layers:
-            raise RunError(
-                f"{self._attention.calls} of {self._num_layers} layers attended through the KV pool: "
-                f"model type {self._model.config.model_type!r} does not route its attention through it"
-            )
+        self._attention.check_calls(self._num_layers, self._model.config.model_type)
         logits: Tensor = output.logits[0]
         return logits
 
@@ -58,25 +56,37 @@ def choose_forward(
     *,
     backend_name: str,
     num_layers: int,
+    block_size: int,
+    max_positions: int,
     keep_model: bool,
 ) -> tuple[str, Forward]:
     """The fused forward if `name` is "auto" and the model has one, else that of transformers; and its name.
 
     Args:
         backend_name: the attention backend's; the fused forward needs the C++ library, "cpu".
+        block_size, max_positions: of the cache, and maximum length of a sequence, in tokens.
         keep_model: leave `model` its weights, whichever forward it is.
     """
-    if name == "auto" and backend_name == "cpu":
+    from pagedbatch.model import fused_encoder_decoder, llama_forward
+    from pagedbatch.model.encoder_decoder import EncoderDecoderForward
+
+    is_encoder_decoder = getattr(model.config, "is_encoder_decoder", False)
+    family = fused_encoder_decoder if is_encoder_decoder else llama_forward
+    sizes = {"block_size": block_size, "max_positions": max_positions}
+    if name == "auto" and backend_name == "cpu" and family.can_run_fused(model):
         from pagedbatch_kernels.cpu.norm_rope import NormRope
 
-        from pagedbatch.model.llama_forward import FusedForward, can_run_fused
         from pagedbatch.model.packed_linear import choose_linears
 
-        if can_run_fused(model):
-            if not keep_model:
-                _detach_from_mmap(model)
-            linears = choose_linears(model.dtype)
-            return "fused", FusedForward(model, attention, NormRope(), linears, keep_model=keep_model)
+        if not keep_model:
+            _detach_from_mmap(model)
+        ops, linears = NormRope(), choose_linears(model.dtype)
+        if is_encoder_decoder:
+            fused = fused_encoder_decoder.FusedEncoderDecoder
+            return "fused", fused(model, attention, ops, linears, **sizes, keep_model=keep_model)
+        return "fused", llama_forward.FusedForward(model, attention, ops, linears, keep_model=keep_model)
+    if is_encoder_decoder:
+        return "hf", EncoderDecoderForward(model, attention, **sizes)
     return "hf", HfForward(model, attention, num_layers)
 
 

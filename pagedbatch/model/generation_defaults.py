@@ -25,6 +25,8 @@ _NAMES = {
     "early_stopping": "early_stopping",
     "num_beam_groups": "num_beam_groups",
     "diversity_penalty": "diversity_penalty",
+    "forced_bos_token_id": "forced_bos_token_id",
+    "forced_eos_token_id": "forced_eos_token_id",
 }
 #: Names that are the same in both, and count only with `do_sample`.
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
@@ -40,8 +42,6 @@ _UNSUPPORTED: dict[str, Any] = {
     "encoder_repetition_penalty": 1.0,
     "encoder_no_repeat_ngram_size": 0,
     "renormalize_logits": False,
-    "forced_bos_token_id": None,
-    "forced_eos_token_id": None,
     "exponential_decay_length_penalty": None,
     "begin_suppress_tokens": None,
     "sequence_bias": None,
@@ -64,12 +64,15 @@ class GenerationDefaults:
     place: str = GENERATION_CONFIG
 
 
-def read_generation_defaults(config: Any, max_model_len: int, place: str = GENERATION_CONFIG) -> GenerationDefaults:
+def read_generation_defaults(
+    config: Any, max_model_len: int, place: str = GENERATION_CONFIG, *, is_encoder_decoder: bool = False
+) -> GenerationDefaults:
     """
     Args:
         config: has the keys of a generation_config as attributes; missing ones are not set.
         max_model_len: a `max_length` below this counts as set.
         place: the file's name for messages.
+        is_encoder_decoder: lengths then count the decoder's start token and new tokens, and can be had here.
     """
 
     def said(name: str) -> Any:
@@ -77,6 +80,10 @@ def read_generation_defaults(config: Any, max_model_len: int, place: str = GENER
 
     left_out = [name for name, neutral in _UNSUPPORTED.items() if said(name) not in (None, neutral)]
     values = {here: said(there) for there, here in _NAMES.items() if said(there) is not None}
+    if isinstance(values.get("forced_eos_token_id"), list):
+        first, *others = values.pop("forced_eos_token_id") or (None,)
+        values |= {} if others or first is None else {"forced_eos_token_id": first}
+        left_out += ["forced_eos_token_id"] if others else []
     if said("do_sample") and values.get("num_beams", 1) > 1:
         left_out.append("do_sample with num_beams")
     elif said("do_sample"):
@@ -84,7 +91,13 @@ def read_generation_defaults(config: Any, max_model_len: int, place: str = GENER
     bad_words = [*(said("bad_words_ids") or []), *([token_id] for token_id in said("suppress_tokens") or [])]
     if bad_words:
         values["bad_words"] = bad_words
-    if (said("max_length") or max_model_len) < max_model_len and said("max_new_tokens") is None:
+    if is_encoder_decoder:
+        left_out = [name for name in left_out if name != "min_length"]
+        lengths = {"max_tokens": said("max_length"), "min_tokens": said("min_length")}
+        values = {name: max(0, length - 1) for name, length in lengths.items() if length} | values
+        if "max_tokens" in values:
+            values["min_tokens"] = min(values.get("min_tokens", 0), values["max_tokens"])
+    elif (said("max_length") or max_model_len) < max_model_len and said("max_new_tokens") is None:
         left_out.append("max_length")
     return GenerationDefaults(values, tuple(left_out), place)
 
@@ -109,7 +122,7 @@ def check_generation_config(raw: Mapping[str, Any], place: str) -> None:
         refuse("do_sample", f"must be true or false, got {shown(sample)}")
     sampling = {name: name for name in _SAMPLING} if sample else {}
     for there, here in {**_NAMES, **sampling}.items():
-        if raw.get(there) is None:
+        if raw.get(there) is None or (there == "forced_eos_token_id" and are_counts(raw[there])):
             continue
         try:
             resolve({}, {**_beside(here, raw[there]), here: raw[there]})

@@ -48,4 +48,6 @@ def whole_config(source: ModelSource, *, trust_remote_code: bool = False) -> Any
 
 def text_config(config: Any) -> Any:
     """The part of a whole config that describes the language model."""
+    if getattr(config, "is_encoder_decoder", False) and getattr(config, "text_config", None) is None:
+        return config  # a copy made for its decoder would lack the encoder's keys
     return config.get_text_config(decoder=True)

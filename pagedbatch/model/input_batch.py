@@ -11,6 +11,7 @@ from pagedbatch_kernels.interface import AttentionBatch, SharedPrefixes
 from pagedbatch_kernels.prefix_groups import PrefixCosts, find_prefix_groups
 from torch import Tensor
 
+from pagedbatch.model.source_batch import SourceBatch, source_batch
 from pagedbatch.model.transfer import to_device_packed
 from pagedbatch.step import ScheduledSequence, SchedulerOutput
 
@@ -29,6 +30,7 @@ class InputBatch:
     logits_indices: Tensor  #: int64 [num_logits]
     attention: AttentionBatch
     last_attention: AttentionBatch | None = None
+    source: SourceBatch | None = None  #: None: the model is a decoder
 
 
 def sampled_sequences(step: SchedulerOutput) -> list[int]:
@@ -89,6 +91,7 @@ class InputBatcher:
             logits_indices=logits_indices,
             attention=attention,
             last_attention=_last_tokens(attention, needed) if saves else None,
+            source=source_batch(step.sources, query_start_loc, block_size, self._device) if step.sources else None,
         )
 
     def _shared_prefixes(

@@ -16,10 +16,10 @@ import torch
 from pagedbatch_kernels.cpu.norm_rope import NormRope
 from pagedbatch_kernels.interface import AttentionBatch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
 from transformers.activations import SiLUActivation
 
 from pagedbatch.model.attention import PagedAttention
+from pagedbatch.model.fused_checks import holds_weights, is_untouched
 from pagedbatch.model.input_batch import InputBatch
 from pagedbatch.model.model_config import sliding_windows
 from pagedbatch.model.packed_linear import Linear, Linears, ResidualLinear
@@ -73,7 +73,7 @@ class Layer:
             sliding_window=sliding_window,
             output=linears.linear(attention.o_proj, keep=keep),
             mlp_norm=Norm.of(module.post_attention_layernorm),
-            gate_up=linears.swiglu(mlp.gate_proj, mlp.up_proj, keep=keep),
+            gate_up=linears.gated(mlp.gate_proj, mlp.up_proj, "silu", keep=keep),
             down=linears.linear(mlp.down_proj, keep=keep),
         )
 
@@ -165,38 +165,17 @@ def can_run_fused(model: Any) -> bool:
         return False
     if model.device.type != "cpu" or model.dtype not in (torch.float32, torch.bfloat16):
         return False
-    if not all(_is_untouched(module) for module in model.modules()):
+    if not all(is_untouched(module) for module in model.modules()):
         return False
     linears = [model.lm_head, *(linear for layer in model.model.layers for linear in _linears(layer))]
-    if not all(_holds_weights(linear, nn.Linear, model.dtype) for linear in linears):
+    if not all(holds_weights(linear, nn.Linear, model.dtype) for linear in linears):
         return False
     rotated = model.model.rotary_emb.inv_freq.numel() * 2  # partial rotation leaves some elements alone
-    return _holds_weights(model.model.embed_tokens, nn.Embedding, model.dtype) and all(
+    return holds_weights(model.model.embed_tokens, nn.Embedding, model.dtype) and all(
         layer.self_attn.head_dim == rotated
         and type(layer.mlp.act_fn) in (nn.SiLU, SiLUActivation)
         and all(linear.in_features % 2 == 0 for linear in _linears(layer))
         for layer in model.model.layers
-    )
-
-
-def _is_untouched(module: Any) -> bool:
-    """Whether a module computes what its class says: quantisers add hooks and replace functions."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks")
-    return (
-        "forward" not in vars(module)
-        and not any(getattr(module, name) for name in hooks)
-        and not is_parametrized(module)
-    )
-
-
-def _holds_weights(module: Any, kind: type[nn.Module], dtype: torch.dtype) -> bool:
-    """Whether it is exactly of this class, with no tensor but a weight and maybe a bias of `dtype`."""
-    tensors = dict(module.named_parameters(recurse=False)) | dict(module.named_buffers(recurse=False))
-    return (
-        type(module) is kind
-        and set(tensors) <= {"weight", "bias"}
-        and "weight" in tensors
-        and all(type(each) in (Tensor, nn.Parameter) and each.dtype == dtype for each in tensors.values())
     )
 
 

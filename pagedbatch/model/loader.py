@@ -15,7 +15,7 @@ from pagedbatch.errors import UsageError
 from pagedbatch.model.checkpoint import check_tensors, checkpoint_tensors, refuse_misfits, without_adapter
 from pagedbatch.model.hf_config import whole_config
 from pagedbatch.model.library_errors import one_line_errors, quiet
-from pagedbatch.model.model_config import ModelConfig
+from pagedbatch.model.model_config import ModelConfig, auto_model
 from pagedbatch.model.model_defaults import ModelDefaults, model_defaults
 from pagedbatch.model.model_files import find_model
 from pagedbatch.model.quantization import quantization_problem
@@ -61,8 +61,6 @@ def load_model(
         UnsupportedModelError: the model needs something that is missing here.
     """
     # The slowest import of a run: mistakes found before the weights are loaded are reported without it.
-    from transformers import AutoModelForCausalLM
-
     from pagedbatch.model.attention import ATTENTION_NAME, register_attention
 
     if defaults is None:
@@ -73,7 +71,7 @@ def load_model(
     check_weights(model, trust_remote_code=trust_remote_code)
     register_attention()
     with one_line_errors(f"model {model!r} can't be loaded"), quiet(), without_adapter(source) as arguments:
-        loaded, report = AutoModelForCausalLM.from_pretrained(
+        loaded, report = auto_model(whole_config(source, trust_remote_code=trust_remote_code)).from_pretrained(
             **arguments,
             dtype=resolved,
             attn_implementation=ATTENTION_NAME,

@@ -23,7 +23,15 @@ def needs_logits_processors(params: GenerationParams, position: int) -> bool:
         params.reads_history
         or position < params.min_tokens
         or bool(params.logit_bias or params.bad_words or params.allowed_token_ids)
+        or forced_token_id(params, position) is not None
     )
+
+
+def forced_token_id(params: GenerationParams, position: int) -> int | None:
+    """The only token that is possible after `position` tokens of an output; None: there is a choice."""
+    if position == 0 and params.forced_bos_token_id is not None:
+        return params.forced_bos_token_id
+    return params.forced_eos_token_id if position == params.max_tokens - 1 else None
 
 
 def apply_logits_processors(
@@ -56,7 +64,11 @@ def apply_logits_processors(
     if position < params.min_tokens:
         # Some models name end tokens past their vocabulary.
         _forbid(scores, [i for i in (*eos_token_ids, *params.stop_token_ids) if i < len(scores)])
-    if params.allowed_token_ids:
+    forced = forced_token_id(params, position)
+    if forced is not None:
+        scores.fill_(-math.inf)
+        scores[forced] = 0.0  # its probability is 1
+    elif params.allowed_token_ids:
         allowed = to_device(params.allowed_token_ids, torch.int64, scores.device)
         kept = scores[allowed]
         scores.fill_(-math.inf)

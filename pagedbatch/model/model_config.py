@@ -25,12 +25,27 @@ SUPPORTED_MODEL_TYPES = frozenset({
 })
 # fmt: on
 
+#: Encoder-decoders of which the same is true.
+ENCODER_DECODER_MODEL_TYPES = frozenset(
+    {"bart", "blenderbot", "m2m_100", "marian", "mbart", "mt5", "pegasus", "plbart", "t5", "umt5"}
+)
+
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
 @dataclass(frozen=True, slots=True)
+class SourceConfig:
+    """What the encoder of an encoder-decoder reads."""
+
+    vocab_size: int
+    context: ContextLength
+    padding_id: int | None  #: positions don't count this id; None: they count all
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A model as the engine sees it, read from its config once."""
+    """A model as the engine sees it, read from its config once. Of an encoder-decoder, layers and heads are the
+    decoder's."""
 
     model_type: str
     vocab_size: int
@@ -43,10 +58,13 @@ class ModelConfig:
     softcap: float | None  #: of attention scores
     has_sinks: bool
     dtype: torch.dtype | None  #: of the checkpoint, where the config says it
+    source: SourceConfig | None = None  #: None: it is a decoder
 
     @classmethod
     def from_hf(cls, config: Any) -> ModelConfig:
         """Reads a (text) config of transformers."""
+        if getattr(config, "is_encoder_decoder", False):
+            return cls._of_encoder_decoder(config)
         num_kv_heads = _read_by_model(config, "num_key_value_heads") or config.num_attention_heads
         dtype = getattr(config, "dtype", None)
         return cls(
@@ -61,6 +79,30 @@ class ModelConfig:
             softcap=getattr(config, "attn_logit_softcapping", None),
             has_sinks=config.model_type == "gpt_oss",
             dtype=dtype if isinstance(dtype, torch.dtype) else None,
+        )
+
+    @classmethod
+    def _of_encoder_decoder(cls, config: Any) -> ModelConfig:
+        dtype, context = getattr(config, "dtype", None), context_length(config)
+        num_layers = getattr(config, "decoder_layers", None) or config.num_decoder_layers
+        num_heads = getattr(config, "decoder_attention_heads", None) or config.num_attention_heads
+        return cls(
+            model_type=config.model_type,
+            vocab_size=getattr(config, "decoder_vocab_size", None) or config.vocab_size,
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=num_heads,
+            head_size=getattr(config, "d_kv", None) or config.hidden_size // num_heads,
+            context=context,
+            sliding_windows=(None,) * num_layers,
+            softcap=None,
+            has_sinks=False,
+            dtype=dtype if isinstance(dtype, torch.dtype) else None,
+            source=SourceConfig(
+                vocab_size=config.vocab_size,
+                context=context,
+                padding_id=config.pad_token_id if config.model_type == "m2m_100" else None,
+            ),
         )
 
     @property
@@ -110,7 +152,8 @@ def check_supported(config: Any) -> None:
 def unsupported_reason(config: Any) -> str | None:
     """What this engine lacks to run the model of a (text) config, None when nothing."""
     if getattr(config, "is_encoder_decoder", False):
-        return "it is an encoder-decoder, and cross-attention is not supported"
+        is_known = config.model_type in ENCODER_DECODER_MODEL_TYPES
+        return None if is_known else "it is an encoder-decoder that has not been compared with Hugging Face's"
     if getattr(config, "kv_lora_rank", None):
         return "its latent attention (MLA) caches something other than keys and values of one size"
     if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
@@ -138,8 +181,13 @@ def meta_model(config: Any, error: str) -> Any:
     Raises:
         UsageError: no model can be built; begins with `error`.
     """
-    from transformers import AutoModelForCausalLM
-
     # The attention that the config asks for may not be installed, and is not used here.
     with one_line_errors(error), quiet(), torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        return auto_model(config).from_config(config, attn_implementation="eager")
+
+
+def auto_model(config: Any) -> Any:
+    """The class of transformers that makes models of this config."""
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    return AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM

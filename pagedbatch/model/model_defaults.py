@@ -9,7 +9,9 @@ from typing import Any
 
 from transformers import GenerationConfig
 
+from pagedbatch.errors import UsageError
 from pagedbatch.model.checkpoint import check_folder
+from pagedbatch.model.config_check import is_integer
 from pagedbatch.model.generation_defaults import (
     GENERATION_CONFIG,
     EndTokens,
@@ -21,7 +23,7 @@ from pagedbatch.model.generation_defaults import (
 from pagedbatch.model.hf_config import load_config
 from pagedbatch.model.library_errors import one_line_errors, quiet
 from pagedbatch.model.model_config import ModelConfig, check_supported
-from pagedbatch.model.model_files import ModelSource, find_model
+from pagedbatch.model.model_files import ModelSource, find_model, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class ModelDefaults:
     max_model_len: int
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
     remarks: tuple[str, ...] = ()
+    decoder_start_token_id: int | None = None
+    """What the decoder of an encoder-decoder begins with; None: it is a decoder alone."""
     num_token_ids: int | None = None
     """Ids from here on are no tokens of the tokenizer: the vocabulary is padded. None: it is not known."""
 
@@ -69,9 +73,28 @@ def model_defaults(
     generation = GenerationDefaults()
     if use_generation_config:
         check_generation_config(raw, place)
-        generation = read_generation_defaults(SimpleNamespace(**raw), longest, place)
+        generation = read_generation_defaults(
+            SimpleNamespace(**raw), longest, place, is_encoder_decoder=config.source is not None
+        )
     remarks = tuple(_remarks(end, config, asked_model_len))
-    return ModelDefaults(config, end.token_ids, longest, generation, remarks)
+    start = None if config.source is None else _decoder_start(raw, hf_config, config.vocab_size, place)
+    return ModelDefaults(config, end.token_ids, longest, generation, remarks, start)
+
+
+def _decoder_start(raw: dict[str, Any], hf_config: Any, vocab_size: int, place: str) -> int:
+    """The token that `generate` begins with: the one named for it, else BOS.
+
+    Raises:
+        UsageError: there is none, or it is no token.
+    """
+    named = (raw.get(name, getattr(hf_config, name, None)) for name in ("decoder_start_token_id", "bos_token_id"))
+    start = next((token_id for token_id in named if token_id is not None), None)
+    if not is_integer(start) or not 0 <= start < vocab_size:
+        raise UsageError(
+            f"{place}: decoder_start_token_id must be a token id below {vocab_size}, got {shown(start)}: the decoder "
+            "has nothing to begin with"
+        )
+    return start
 
 
 def _generation_config(source: ModelSource, hf_config: Any) -> tuple[dict[str, Any], str]:

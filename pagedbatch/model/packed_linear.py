@@ -11,7 +11,7 @@ from functools import partial
 from typing import Protocol, TypeAlias
 
 import torch
-from pagedbatch_kernels.cpu.gemm import PackedGemm
+from pagedbatch_kernels.cpu.gemm import Activation, PackedGemm
 from torch import Tensor, nn
 
 from pagedbatch.model.padded_gemm import pad_to_tiles
@@ -19,6 +19,15 @@ from pagedbatch.model.padded_gemm import pad_to_tiles
 #: Number of tokens for which oneDNN chooses a layout; other numbers are hardly slower with it. For 64, it packs tall
 #: matrices (the MLP's down projection) so that both 64 and 128 tokens take a tenth longer.
 _EXPECTED_TOKENS = 128
+
+#: oneDNN's names: an operation, and which way it is computed.
+_ONEDNN_ACTIVATIONS: dict[Activation, tuple[str, str]] = {
+    "identity": ("none", ""),
+    "relu": ("relu", ""),
+    "silu": ("swish", ""),
+    "gelu": ("gelu", "none"),
+    "gelu_tanh": ("gelu", "tanh"),
+}
 
 _Weights: TypeAlias = "tuple[Tensor, Tensor | None]"
 
@@ -38,12 +47,12 @@ class ResidualLinear(Linear, Protocol):
 class Linears(Protocol):
     """Packs layers. `keep`: the layers keep their weights, at the price of a second copy."""
 
-    def linear(self, *layers: nn.Linear, keep: bool) -> ResidualLinear:
-        """Layers with the same input; their outputs are concatenated."""
+    def linear(self, *layers: nn.Linear, keep: bool, activation: Activation = "identity") -> ResidualLinear:
+        """Layers with the same input; their outputs are concatenated. With an activation there is no residual."""
         ...
 
-    def swiglu(self, gate: nn.Linear, up: nn.Linear, *, keep: bool) -> Linear:
-        """silu(gate(hidden)) * up(hidden)."""
+    def gated(self, gate: nn.Linear, up: nn.Linear, activation: Activation, *, keep: bool) -> Linear:
+        """activation(gate(hidden)) * up(hidden)."""
         ...
 
 
@@ -53,25 +62,26 @@ class PackedLinears:
     def __init__(self, gemm: PackedGemm) -> None:
         self._gemm = gemm
 
-    def linear(self, *layers: nn.Linear, keep: bool) -> ResidualLinear:
+    def linear(self, *layers: nn.Linear, keep: bool, activation: Activation = "identity") -> ResidualLinear:
         packed = self._gemm.pack([layer.weight.detach() for layer in layers], [_bias(layer) for layer in layers])
         _release_weights(layers, keep)
-        return partial(self._gemm.matmul, packed)
+        return partial(self._gemm.matmul, packed, activation=activation)
 
-    def swiglu(self, gate: nn.Linear, up: nn.Linear, *, keep: bool) -> Linear:
+    def gated(self, gate: nn.Linear, up: nn.Linear, activation: Activation, *, keep: bool) -> Linear:
         packed = self._gemm.pack_gated(gate.weight.detach(), up.weight.detach(), [_bias(gate), _bias(up)])
         _release_weights((gate, up), keep)
-        return partial(self._gemm.matmul, packed, activation="silu")
+        return partial(self._gemm.matmul, packed, activation=activation)
 
 
 class OneDnnLinears:
     """By oneDNN: rounding depends on the number of tokens. Inputs are padded (padded_gemm.py)."""
 
-    def linear(self, *layers: nn.Linear, keep: bool) -> ResidualLinear:
-        return partial(_onednn_linear, *_pack_for_onednn(layers, keep))
+    def linear(self, *layers: nn.Linear, keep: bool, activation: Activation = "identity") -> ResidualLinear:
+        return partial(_onednn_linear, *_pack_for_onednn(layers, keep), _ONEDNN_ACTIVATIONS[activation])
 
-    def swiglu(self, gate: nn.Linear, up: nn.Linear, *, keep: bool) -> Linear:
-        return partial(_onednn_swiglu, _pack_for_onednn((gate,), keep), _pack_for_onednn((up,), keep))
+    def gated(self, gate: nn.Linear, up: nn.Linear, activation: Activation, *, keep: bool) -> Linear:
+        packed = _pack_for_onednn((gate,), keep), _pack_for_onednn((up,), keep)
+        return partial(_onednn_gated, *packed, _ONEDNN_ACTIVATIONS[activation])
 
 
 def _pack_for_onednn(layers: Sequence[nn.Linear], keep: bool) -> tuple[Tensor, Tensor | None]:
@@ -88,19 +98,21 @@ def _pack_for_onednn(layers: Sequence[nn.Linear], keep: bool) -> tuple[Tensor, T
     return packed, bias
 
 
-def _onednn_linear(weight: Tensor, bias: Tensor | None, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
+def _onednn_linear(
+    weight: Tensor, bias: Tensor | None, activation: tuple[str, str], hidden: Tensor, residual: Tensor | None = None
+) -> Tensor:
     hidden = pad_to_tiles(hidden)
     result: Tensor
     if residual is None:
-        result = torch.ops.mkldnn._linear_pointwise(hidden, weight, bias, "none", [], "")
+        result = torch.ops.mkldnn._linear_pointwise(hidden, weight, bias, activation[0], [], activation[1])
     else:
         result = torch.ops.mkldnn._linear_pointwise.binary(hidden, residual, weight, bias, "add")
     return result
 
 
-def _onednn_swiglu(gate: _Weights, up: _Weights, hidden: Tensor) -> Tensor:
+def _onednn_gated(gate: _Weights, up: _Weights, activation: tuple[str, str], hidden: Tensor) -> Tensor:
     hidden = pad_to_tiles(hidden)
-    gates = torch.ops.mkldnn._linear_pointwise(hidden, *gate, "swish", [], "")
+    gates = torch.ops.mkldnn._linear_pointwise(hidden, *gate, activation[0], [], activation[1])
     result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(hidden, gates, *up, "mul")
     return result
 

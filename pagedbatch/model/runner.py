@@ -46,6 +46,8 @@ class ModelRunner:
             self._attention,
             backend_name=backend_name,
             num_layers=cache.shape.num_layers,
+            block_size=cache.shape.block_size,
+            max_positions=loaded.defaults.max_model_len,
             keep_model=keep_model,
         )
         attention = AttentionShape(
