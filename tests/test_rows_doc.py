@@ -13,6 +13,7 @@ from pagedbatch.input.fields.field_table import (
     PLACE_FIELDS,
     PROMPT_FIELDS,
     SYNONYMS,
+    TARGET_FIELDS,
 )
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -25,6 +26,7 @@ MEANINGS = {
     "prompt": "the prompt as text",
     "messages": "a chat, as a list of objects with `role` and `content`, or the JSON text of one",
     "prompt_token_ids": "the prompt as token ids",
+    "decoder_prompt": "of an encoder-decoder: what its outputs continue, as text or token ids",
     "allowed_outputs": "a list of texts, or of lists of token ids: the output is one of them",
     "json_schema": "the output is JSON of this schema",
     "regex": "the output as a whole matches this regular expression",
@@ -38,7 +40,7 @@ MEANINGS = {
 
 
 def keys_table() -> str:
-    names = (*PLACE_FIELDS, *PROMPT_FIELDS, *CONSTRAINT_FIELDS, *CHAT_FIELDS)
+    names = (*PLACE_FIELDS, *PROMPT_FIELDS, *TARGET_FIELDS, *CONSTRAINT_FIELDS, *CHAT_FIELDS)
     return "\n".join(["| key | meaning |", "| --- | --- |", *(f"| `{name}` | {MEANINGS[name]} |" for name in names)])
 
 

@@ -21,6 +21,7 @@ from pagedbatch.input.chat.options import ChatOptions, refuse_chat_options
 from pagedbatch.input.chat.template import ChatTemplate
 from pagedbatch.input.fields.field_table import PLACE_FIELDS, PROMPT_FIELDS
 from pagedbatch.input.row import Row, id_hash, look_up
+from pagedbatch.input.source_encoder import SourceEncoder, SourceLimits
 from pagedbatch.input.tokenize import PromptEncoder
 from pagedbatch.params import READERS, GenerationParams, resolve
 from pagedbatch.readers import INT64, BadWord, integer
@@ -37,6 +38,8 @@ class ModelLimits:
     eos_token_ids: frozenset[int] = frozenset()
     num_token_ids: int | None = None
     """Ids from here on are no tokens; None: all of the vocabulary are."""
+    source: SourceLimits | None = None
+    """None: the model is a decoder alone."""
 
     @property
     def num_tokens(self) -> int:
@@ -91,10 +94,15 @@ class PromptBuilder:
         self._encoder = PromptEncoder(
             tokenizer,
             self._chat_template,
-            limit=limits.max_model_len,
+            limit=limits.max_model_len if limits.source is None else limits.source.max_tokens,
             chat=chat,
             eos_token_ids=limits.eos_token_ids,
+            keeps_end=limits.source is not None,
         )
+        self._sources: SourceEncoder | None = None
+        if limits.source is not None:
+            asked = frozenset(name for name, value in run_settings.items() if value is not None)
+            self._sources = SourceEncoder(tokenizer, limits.source, defaults=model_defaults, asked=asked)
         self._limits = limits
         self._model_defaults = model_defaults
         self._run_settings = run_settings
@@ -126,9 +134,18 @@ class PromptBuilder:
         try:
             fields = row.asked(self._data_columns)  # columns that make its prompt are data, but for our own parameters
             params = self.resolve_params(fields)
-            whole = self._prompt_token_ids(row, fields, params)
-            prompt = self._encoder.truncate(whole, params)
-            self._check_embedded(prompt)
+            if self._sources is None:
+                whole = self._prompt_token_ids(row, fields, params)
+                kept, source = self._encoder.truncate(whole, params), list[int]()
+                prompt = kept
+            else:
+                whole = self._source_token_ids(row, fields, params, self._sources)
+                kept = source = self._sources.truncate(whole, params)
+                target = self._sources.target(fields, params, len(source))
+                self._sources.check_token_ids("decoder_prompt", target.token_ids, self._limits.vocab_size)
+                prompt, params = target.token_ids, target.params
+                self._check_embedded(source, self._sources.vocab_size)
+            self._check_embedded(prompt, self._limits.vocab_size)
             priority = _priority(fields.get("priority"))
             params = self._fit(params, len(prompt))
             thinking = self._thinking.part(prompt, params, is_chat=self._is_chat(fields))
@@ -140,9 +157,19 @@ class PromptBuilder:
             raise RowError(f"{row.place}: {error}") from None
         except RecursionError:
             raise RowError(f"{row.place}: it holds values that are nested too deeply") from None
-        num_truncated = len(whole) - len(prompt)
+        num_truncated = len(whole) - len(kept)
         rng_key = id_hash(row.id, params.seed)
-        return Request(row.index, prompt, params, rng_key, priority, constraint, num_truncated, thinking)
+        return Request(row.index, prompt, params, rng_key, priority, constraint, num_truncated, thinking, source)
+
+    def _source_token_ids(
+        self, row: Row, fields: Mapping[str, Any], params: GenerationParams, sources: SourceEncoder
+    ) -> list[int]:
+        """What the encoder reads."""
+        if fields.get("messages") is not None:
+            raise RowError("messages: this model is an encoder-decoder, which has no chat; give prompt")
+        if fields.get("prompt_token_ids") is not None:
+            return self._prompt_token_ids(row, fields, params)
+        return sources.source(lambda: self._prompt_token_ids(row, fields, params), params)
 
     def constraint(self, fields: Mapping[str, Any], params: GenerationParams) -> Constraint | None:
         """What a row's outputs must obey: its own constraint, else the run's.
@@ -169,10 +196,23 @@ class PromptBuilder:
             ("logit_bias", [token_id for token_id, _ in params.logit_bias]),
             ("bad_words", [token_id for word in params.bad_words_ids for token_id in word]),
             ("allowed_token_ids", params.allowed_token_ids),
+            ("forced_bos_token_id", _given(params.forced_bos_token_id)),
+            ("forced_eos_token_id", _given(params.forced_eos_token_id)),
         ):
             self._check_vocabulary(name, token_ids)
         self._thinking.check_budget(params)
+        self._check_source_params(fields, params)
         return params
+
+    def _check_source_params(self, fields: Mapping[str, Any], params: GenerationParams) -> None:
+        """What only an encoder-decoder takes."""
+        if self._sources is not None:
+            self._sources.check(params)
+            return
+        named = {name: getattr(params, name) for name in ("source_lang", "target_lang", "max_tokens_per_source_token")}
+        for name, value in (named | {"decoder_prompt": fields.get("decoder_prompt")}).items():
+            if value is not None:
+                raise ParamError(f"{name}: this model is no encoder-decoder, so that a row has no source")
 
     def _temperature(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """What `do_sample` true adds to the parameters of a row that gives no temperature."""
@@ -238,6 +278,8 @@ class PromptBuilder:
 
     def _encode(self, text: str, fields: Mapping[str, Any], params: GenerationParams) -> list[int]:
         """A prompt that was given as text."""
+        if self._sources is not None:
+            text = self._sources.prefixed(text, params)
         if not self._encoder.wraps_texts:
             refuse_chat_options(fields)
         return self._encoder.encode_text(text, params, ChatOptions.read(fields, params))
@@ -251,12 +293,14 @@ class PromptBuilder:
     def _checked_token_ids(self, value: Any) -> list[int]:
         if not isinstance(value, list) or not all(type(token_id) is int for token_id in value):
             raise RowError(f"prompt_token_ids must be a list of integers, got {short(value)}")
-        self._check_vocabulary("prompt_token_ids", value)
+        if self._sources is None:
+            self._check_vocabulary("prompt_token_ids", value)
+        else:
+            self._sources.check_token_ids("prompt_token_ids", value, self._sources.vocab_size)
         return list(value)
 
-    def _check_embedded(self, token_ids: list[int]) -> None:
-        """Refuses a prompt with a token that the tokenizer has and the model has not."""
-        size = self._limits.vocab_size
+    def _check_embedded(self, token_ids: list[int], size: int) -> None:
+        """Refuses a prompt with a token that the tokenizer has and the model, of `size` embeddings, has not."""
         if token_ids and max(token_ids) >= size:
             token_id = max(token_ids)
             token = self._tokenizer.convert_ids_to_tokens(token_id)
@@ -275,6 +319,10 @@ class PromptBuilder:
                     f"{name}: {token_id} is no token of this model's tokenizer, whose last one is {num_tokens - 1}: "
                     "ids above it are padding"
                 )
+
+
+def _given(token_id: int | None) -> list[int]:
+    return [] if token_id is None else [token_id]
 
 
 def _fill(template: str, values: Mapping[str, str]) -> str:

@@ -25,7 +25,8 @@ _log = logging.getLogger(__name__)
 class PromptEncoder:
     """Encodes prompts for a context of `limit` tokens. With `chat`, texts are wrapped in the chat template.
 
-    `eos_token_ids` are the model's.
+    `eos_token_ids` are the model's. `keeps_end`: an end token that the tokenizer puts behind a text stays, as in the
+    sources of encoder-decoders.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class PromptEncoder:
         limit: int,
         chat: bool,
         eos_token_ids: Collection[int] = (),
+        keeps_end: bool = False,
     ) -> None:
         if chat and not template.exists:
             raise UsageError("--chat: this model's tokenizer has no chat template; leave it out or choose a chat model")
@@ -44,6 +46,7 @@ class PromptEncoder:
         self._limit = limit
         self._chat = chat
         self._eos_token_ids = frozenset(eos_token_ids)
+        self._keeps_end = keeps_end
         self._told: set[str] = set()
 
     @property
@@ -72,7 +75,7 @@ class PromptEncoder:
                 raise ParamError("add_bos: this model's tokenizer has no BOS token")
             return [bos, *token_ids]
         token_ids = self._ids(text, params, add_special_tokens=True)
-        end = self._appended_end
+        end = [] if self._keeps_end else self._appended_end
         if end and token_ids[-len(end) :] == end:
             token_ids = token_ids[: -len(end)]
             name = "".join(self._tokenizer.convert_ids_to_tokens(end))

@@ -11,6 +11,7 @@ from typing import Any
 
 from pagedbatch.engine.stopping import LENGTH, find_stop_string
 from pagedbatch.output.reasoning import split_reasoning
+from pagedbatch.output.repetition import num_repeated_tokens
 from pagedbatch.outputs import CompletionOutput, RequestOutput
 from pagedbatch.params import GenerationParams
 from pagedbatch.row_context import RowId
@@ -39,6 +40,15 @@ def error_record(index: int, row_id: RowId | None, message: str) -> Record:
     return {"id": row_id, "index": index, "status": "error", "outputs": [], "usage": usage, "error": message}
 
 
+def _mark_loops(outputs: list[Record]) -> None:
+    """`repeated_tokens` in outputs that end in a loop; an end token may follow it."""
+    for output in outputs:
+        token_ids = output["token_ids"]
+        num_repeated = num_repeated_tokens(token_ids[:-1] if output["finish_reason"] == "stop" else token_ids)
+        if num_repeated:
+            output["repeated_tokens"] = num_repeated
+
+
 class RecordWriter:
     """Turns finished requests into records, with a Hugging Face tokenizer."""
 
@@ -54,11 +64,14 @@ class RecordWriter:
         template marks a thinking part.
         """
         params = request.params
+        outputs = [self._completion(completion, params) for completion in output.outputs]
+        if request.source_token_ids:
+            _mark_loops(outputs)
         record: Record = {
             "id": row_id,
             "index": output.request_id,
             "status": "ok",
-            "outputs": [self._completion(completion, params) for completion in output.outputs],
+            "outputs": outputs,
             "usage": {
                 "prompt_tokens": output.num_prompt_tokens,
                 "completion_tokens": output.num_output_tokens,

@@ -16,6 +16,7 @@ from pagedbatch.engine.stopping import Detokenize
 from pagedbatch.errors import ParamError, RowError, UsageError
 from pagedbatch.input.chat.template import ChatTemplate
 from pagedbatch.input.requests import ModelLimits, PromptBuilder
+from pagedbatch.input.source_encoder import SourceLimits
 from pagedbatch.params import GenerationParams, resolve
 from pagedbatch.settings import RunSettings
 from pagedbatch.stats.memory import MemoryAccount
@@ -99,7 +100,7 @@ def set_up_tokenizer(settings: RunSettings, constraint: ConstraintSource | None)
     _check_defaults(settings, defaults)
     prompts = PromptBuilder(
         tokenizer,
-        ModelLimits(defaults.max_model_len, defaults.config.vocab_size, defaults.eos_token_ids, defaults.num_token_ids),
+        _limits(defaults),
         model_defaults=defaults.generation.values,
         run_settings=settings.generation,
         prompt_column=settings.prompt_column,
@@ -125,6 +126,19 @@ def set_up_tokenizer(settings: RunSettings, constraint: ConstraintSource | None)
             ) from None
         raise UsageError(f"{error} (for model {settings.model})") from None
     return TokenizerSetup(tokenizer, defaults, prompts, params)
+
+
+def _limits(defaults: ModelDefaults) -> ModelLimits:
+    config, start, source = defaults.config.source, defaults.decoder_start_token_id, None
+    if config is not None and start is not None:
+        source = SourceLimits(defaults.max_model_len, config.vocab_size, start, config.padding_id)
+    return ModelLimits(
+        max_model_len=defaults.max_model_len,
+        vocab_size=defaults.config.vocab_size,
+        eos_token_ids=defaults.eos_token_ids,
+        num_token_ids=defaults.num_token_ids,
+        source=source,
+    )
 
 
 def _check_defaults(settings: RunSettings, defaults: ModelDefaults) -> None:

@@ -27,6 +27,8 @@ from pagedbatch.input.fields.field_forms import (
 from pagedbatch.params import READERS
 
 PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
+#: What the outputs of an encoder-decoder continue.
+TARGET_FIELDS = ("decoder_prompt",)
 #: What a chat template is given beside the messages.
 CHAT_FIELDS = ("tools", "documents", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 #: Whose turn a row is; not a part of its question.
@@ -190,8 +192,6 @@ LACKED: dict[str, Lacked] = {
     "eos_token_id": Lacked("stop_token_ids, beside the model's own end tokens"),
     "stop_regex": Lacked(_STOPS),
     "stopping_criteria": Lacked(_STOPS),
-    "forced_bos_token_id": Lacked(),
-    "forced_eos_token_id": Lacked(),
     "exponential_decay_length_penalty": Lacked("length_penalty"),
     # prompts
     "echo": Lacked("prompt_logprobs, to score a prompt", takes=_is_true),
@@ -305,4 +305,11 @@ JSON_CELLS = (
 )
 
 #: Every key that the table knows.
-KNOWN = OPTIONS | SYNONYMS.keys() | BUNDLES.keys() | LACKED.keys() | HARMLESS | {*PROMPT_FIELDS, *PLACE_FIELDS}
+KNOWN = (
+    OPTIONS
+    | SYNONYMS.keys()
+    | BUNDLES.keys()
+    | LACKED.keys()
+    | HARMLESS
+    | {*PROMPT_FIELDS, *TARGET_FIELDS, *PLACE_FIELDS}
+)

@@ -20,6 +20,7 @@ from pagedbatch.input.fields.field_table import (
     OPTIONS,
     PROMPT_FIELDS,
     SYNONYMS,
+    TARGET_FIELDS,
     asks_nothing,
 )
 from pagedbatch.input.fields.near_names import nearest_option
@@ -27,7 +28,7 @@ from pagedbatch.params import READERS
 from pagedbatch.wording import short
 
 #: What a row may say beside options.
-_BESIDE = frozenset({*PROMPT_FIELDS, "priority"})
+_BESIDE = frozenset({*PROMPT_FIELDS, *TARGET_FIELDS, "priority"})
 _MAX_NAME_LENGTH = 60
 
 
