@@ -22,8 +22,9 @@ def sequence_lengths(output: RequestOutput, params: GenerationParams, max_model_
     if not output.outputs:
         return []
     prompt = output.num_prompt_tokens
-    limit = min(prompt + params.max_tokens, max_model_len)
     counts = [max(1, len(completion.token_ids)) for completion in output.outputs]
+    # A source and an output of it may together be longer than either may be.
+    limit = max(min(prompt + params.max_tokens, max_model_len), prompt + max(counts))
     if params.use_beam_search:
         counts = [max(counts)] * params.num_beams
     return [SequenceLengths(prompt, count, limit) for count in counts]

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, GenerationConfig
 
 from pagedbatch.errors import RunError
+from pagedbatch.model.model_config import auto_model
 from pagedbatch.tools.bench.processes import answer
 
 #: Larger batches are tried while the speed grows at least by this factor.
@@ -32,12 +33,13 @@ class Generator:
         self._device = spec["device"]
         self._kwargs = spec["kwargs"]
         self.prompts: list[list[int]] = sorted(json.loads(Path(spec["prompts"]).read_text()), key=len, reverse=True)
-        self._model = AutoModelForCausalLM.from_pretrained(
-            spec["model"], dtype=getattr(torch, spec["dtype"]), use_safetensors=True
-        )
+        kind = auto_model(AutoConfig.from_pretrained(spec["model"]))
+        self._model = kind.from_pretrained(spec["model"], dtype=getattr(torch, spec["dtype"]), use_safetensors=True)
         self._model.to(self._device).eval()
         # No end token, and no defaults of the model: `pagedbatch run` is run without them, too.
-        self._model.generation_config = GenerationConfig(pad_token_id=_PAD)
+        self._has_encoder = bool(self._model.config.is_encoder_decoder)
+        start = getattr(self._model.config, "decoder_start_token_id", None)
+        self._model.generation_config = GenerationConfig(pad_token_id=_PAD, decoder_start_token_id=start)
 
     def run(self, prompts: Sequence[list[int]]) -> int:
         """Answers one batch; the number of tokens that were generated.
@@ -45,19 +47,23 @@ class Generator:
         Raises:
             RunError: it is not the number that was asked for.
         """
-        width = max(map(len, prompts))
-        padded = torch.tensor([[_PAD] * (width - len(prompt)) + prompt for prompt in prompts])
-        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        width, ones = max(map(len, prompts)), [[1] * len(prompt) for prompt in prompts]
+        padded, mask = (torch.tensor([self._padded(row, width) for row in rows]) for rows in (prompts, ones))
         output: Tensor = self._model.generate(
             input_ids=padded.to(self._device),
             attention_mask=mask.to(self._device),
             **self._kwargs,
         )
-        num_outputs, length = output.shape[0], output.shape[1] - width
+        num_outputs, length = output.shape[0], output.shape[1] - (1 if self._has_encoder else width)
         asked = (len(prompts) * self._kwargs["num_return_sequences"], self._kwargs["max_new_tokens"])
         if (num_outputs, length) != asked:
             raise RunError(f"generate gave {num_outputs} outputs of {length} tokens, and not {asked[0]} of {asked[1]}")
         return num_outputs * length
+
+    def _padded(self, row: list[int], width: int) -> list[int]:
+        """Outputs follow a prompt, and so its padding is on the left; of a source, positions count from the left."""
+        padding = [_PAD] * (width - len(row))
+        return row + padding if self._has_encoder else padding + row
 
 
 def best_batch_size(generator: Generator, sizes: Sequence[int], max_seconds: float) -> tuple[int, dict[int, float]]:

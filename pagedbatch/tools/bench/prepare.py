@@ -74,10 +74,11 @@ def _token_ids(rows: Path, tokenizer_setup: TokenizerSetup, max_tokens: int) -> 
     longest = tokenizer_setup.defaults.max_model_len
     for row in open_source(str(rows)).rows():
         try:
-            prompt = tokenizer_setup.prompts.request(row).prompt_token_ids
+            request = tokenizer_setup.prompts.request(row)
         except RowError as error:
             raise UsageError(str(error)) from None
-        if len(prompt) + max_tokens > longest:
+        prompt = request.source_token_ids or request.prompt_token_ids
+        if len(request.prompt_token_ids) + max_tokens > longest:
             sizes = f"{len(prompt)} prompt tokens and --max-tokens {max_tokens}"
             raise UsageError(f"{row.place}: {sizes} are more than the model's {longest}")
         prompts.append(list(prompt))

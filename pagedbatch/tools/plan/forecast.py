@@ -74,7 +74,7 @@ def forecast(
 
 def unlimited(requests: Sequence[Request], config: EngineConfig, block_size: int) -> EngineConfig:
     """The same engine with blocks of another size, and enough of them that no request ever waits for one."""
-    longest = max(len(request.prompt_token_ids) + request.params.max_tokens for request in requests)
+    longest = max(request.max_stored_tokens for request in requests)
     width = max(config.max_num_seqs, *(request.params.width for request in requests))
     num_blocks = width * (-(-longest // block_size) + 1)
     return replace(config, block_size=block_size, num_blocks=num_blocks, num_swap_blocks=0)

@@ -80,7 +80,7 @@ def read_rows(
             if len(refused) < _MAX_NAMED:
                 refused.append(reason or "")
             continue
-        lengths.append(len(request.prompt_token_ids))
+        lengths.append(request.num_input_tokens)
         num_truncated += request.num_truncated_tokens > 0
         if num_kept is None:
             fills = num_sequences >= _MIN_FILLS * config.max_num_seqs

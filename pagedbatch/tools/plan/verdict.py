@@ -89,7 +89,7 @@ def compare_schemes(expected: Forecast) -> list[Scheme]:
 
 def _are_alike(requests: Sequence[Request], block_size: int) -> bool:
     """Whether all sequences end in the same block of their tables."""
-    ends = {-(-(len(request.prompt_token_ids) + request.params.max_tokens) // block_size) for request in requests}
+    ends = {-(-request.max_stored_tokens // block_size) for request in requests}
     return len(ends) == 1
 
 
