@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from encoder_decoder_families import FAMILIES as ENCODER_DECODERS
 from families import FAMILIES
 
 PAGE = Path(__file__).resolve().parent / "models.md"
@@ -21,13 +22,14 @@ FEATURES = {
 
 
 def families_table() -> str:
-    """One line per family that `tests/test_families.py` compares with Hugging Face."""
+    """One line per family that `tests/test_families.py` or `tests/test_encoder_decoder_families.py` compares."""
     lines = ["| model type | also covered |", "| --- | --- |"]
     for family, settings in sorted(FAMILIES.items()):
         features = list(dict.fromkeys(FEATURES[name] for name in settings if name in FEATURES))
         if family == "gpt_oss":
             features.append("sinks")
         lines.append(f"| `{family}` | {', '.join(features)} |")
+    lines += [f"| `{family}` | encoder-decoder |" for family in sorted(ENCODER_DECODERS)]
     return "\n".join(lines) + "\n"
 
 

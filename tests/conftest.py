@@ -10,6 +10,7 @@ import logging
 import os
 import random
 import sys
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,17 @@ if TYPE_CHECKING:
 load_profile()
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _handlers_of_one_test() -> Iterator[None]:
+    """A command that is run in a test shows what is logged; later tests find the loggers as they were."""
+    loggers = [logging.getLogger(name) for name in ("pagedbatch", "pagedbatch_kernels")]
+    before = [(logger.handlers, logger.level, logger.propagate) for logger in loggers]
+    yield
+    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")
@@ -72,6 +84,15 @@ def stories_path() -> Path:
     path = SHARED / "models" / "stories260K-hf"
     if not path.is_dir():
         pytest.skip(f"no stories260K model at {path}; PAGEDBATCH_SHARED names the folder that holds models/")
+    return path
+
+
+@pytest.fixture(scope="session")
+def aren_path() -> Path:
+    """A trained encoder-decoder that writes Arabic names in Latin letters; not part of the repository."""
+    path = SHARED / "models" / "aren-transliteration-hf"
+    if not path.is_dir():
+        pytest.skip(f"no transliteration model at {path}; PAGEDBATCH_SHARED names the folder that holds models/")
     return path
 
 
