@@ -268,7 +268,8 @@ def test_a_wrong_prompt_is_told_before_anything_is_measured(
 def test_the_last_line_of_a_side_that_fails_is_told() -> None:
     with pytest.raises(RunError, match=r"the thing failed \(exit code 3\): no such luck"):
         run_python(
-            ["-c", "import sys; print('hello'); print('no such luck', file=sys.stderr); sys.exit(3)"], "the thing"
+            ["-c", "import sys; print('hello', flush=True); print('no such luck', file=sys.stderr); sys.exit(3)"],
+            "the thing",
         )
 
 

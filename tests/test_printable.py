@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
-from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 from tiny_job import without_model
 
 from pagedbatch.cli.app import main
-from pagedbatch.cli.progress import PlainProgress, TerminalProgress
-from pagedbatch.cli.tally import Tally
-from pagedbatch.cli.terminal import say
+from pagedbatch.cli.terminal import say, show_log
 from pagedbatch.printable import printable, printable_values
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\u2066\u200f[red]x[/red]\r\n\x00\ud800\u2028"
@@ -50,12 +46,14 @@ def test_lines_of_a_run_are_safe(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == SHOWN + "\n"
 
 
-@pytest.mark.parametrize("display", [PlainProgress, TerminalProgress])
-def test_notices_above_the_display_are_safe(display: Any) -> None:
-    console = Console(file=StringIO(), width=400)
-    display(Tally(1, 0), console, lambda: 0.0).message(HOSTILE)
-    assert isinstance(console.file, StringIO)
-    assert console.file.getvalue() == SHOWN + "\n"
+def test_what_is_logged_is_safe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pagedbatch", "pagedbatch_kernels"):
+        logger = logging.getLogger(name)
+        for attribute in ("handlers", "level", "propagate"):
+            monkeypatch.setattr(logger, attribute, getattr(logger, attribute))
+    show_log()
+    logging.getLogger("pagedbatch.run.job").warning("%s", HOSTILE)
+    assert capsys.readouterr().err == SHOWN + "\n"
 
 
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str]:
