@@ -148,7 +148,7 @@ class Engine:
         builder = StepBuilder(tokens_left=1, scores_left=0)
         seq_index = builder.add(ScheduledSequence(seq_id, [0], 0, blocks.block_table(seq_id)))
         builder.samples.append(SampleTask(seq_index, GenerationParams(), _NOBODY, (0,), 0))
-        source = None if culprit.request.source_token_ids == [] else Source(self.scheduler.new_seq_id(), [0])
+        source = None if culprit.source is None else Source(self.scheduler.new_seq_id(), [0])
         if source is not None:
             blocks.create_source_table(source.seq_id, blocks.root_of(0), [])
             blocks.extend(source.seq_id, 0, 1)

@@ -319,9 +319,10 @@ class Scheduler:
         if too_many or builder.tokens_left < len(group.sequences):
             return Admission.LATER
         # Sources go whole: the first one of a step may take more tokens than are left.
-        num_tokens = len(group.sequences) + self.sources.num_tokens_to_encode(group)
-        if builder.num_source_tokens and builder.tokens_left < num_tokens:
-            return Admission.LATER
+        if builder.num_source_tokens:
+            num_tokens = len(group.sequences) + self.sources.num_tokens_to_encode(group)
+            if builder.tokens_left < num_tokens:
+                return Admission.LATER
         # Half of the running sequences want a block within half a block's steps: taking the last blocks now would
         # only preempt what just started.
         if self._blocks_to_start(group) + running // 2 > self.blocks.pool.num_available:

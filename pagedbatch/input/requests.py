@@ -256,9 +256,9 @@ class PromptBuilder:
 
     def _prompt_token_ids(self, row: Row, fields: Mapping[str, Any], params: GenerationParams) -> list[int]:
         if self._prompt_column is not None:
-            return self._encode(_column_text(row.columns, self._prompt_column), fields, params)
+            return self._encode(_column_text(row.columns(fields), self._prompt_column), fields, params)
         if self._prompt_template is not None:
-            columns = row.columns
+            columns = row.columns(fields)
             values = {name: _column_text(columns, name) for name in self._template_fields}
             return self._encode(_fill(self._prompt_template, values), fields, params)
         given = [name for name in PROMPT_FIELDS if fields.get(name) is not None]

@@ -54,9 +54,8 @@ class Row:
         """
         return read_fields({name: value for name, value in self.options.items() if name not in data_columns})
 
-    @property
-    def columns(self) -> Mapping[str, Any]:
-        """What a prompt may be made of."""
+    def columns(self, asked: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        """What a prompt may be made of. `asked`: the result of `asked`, if it was called already."""
         return self.fields
 
     @property
@@ -89,9 +88,8 @@ class OpenAIRow(Row):
     def asked(self, data_columns: Container[str] = ()) -> dict[str, Any]:
         return plain_fields(self.options)
 
-    @property
-    def columns(self) -> Mapping[str, Any]:
-        return self.asked()
+    def columns(self, asked: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        return self.asked() if asked is None else asked
 
     @property
     def watched(self) -> Mapping[str, Any]:

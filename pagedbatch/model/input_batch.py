@@ -11,6 +11,7 @@ from pagedbatch_kernels.interface import AttentionBatch, SharedPrefixes
 from pagedbatch_kernels.prefix_groups import PrefixCosts, find_prefix_groups
 from torch import Tensor
 
+from pagedbatch.model.block_tables import pack_block_tables
 from pagedbatch.model.source_batch import SourceBatch, source_batch
 from pagedbatch.model.transfer import to_device_packed
 from pagedbatch.step import ScheduledSequence, SchedulerOutput
@@ -56,7 +57,7 @@ class InputBatcher:
 
         seq_indices = np.repeat(np.arange(len(sequences)), query_lens)
         positions = np.arange(num_tokens) - query_start_loc[seq_indices] + context_lens[seq_indices]
-        block_tables = _pack_block_tables(sequences)
+        block_tables = pack_block_tables([s.block_table for s in sequences])
         slot_mapping = block_tables[seq_indices, positions // block_size] * block_size + positions % block_size
         last_token = query_start_loc[1:] - 1
         scored = (query_start_loc[task.seq_index] + task.first + np.arange(len(task.targets)) for task in step.prompts)
@@ -115,12 +116,3 @@ def _last_tokens(attention: AttentionBatch, seq_indices: list[int]) -> Attention
         max_query_len=1,
         max_seq_len=attention.max_seq_len,
     )
-
-
-def _pack_block_tables(sequences: list[ScheduledSequence]) -> np.ndarray:
-    """Block tables as one array [num_seqs, max_blocks], zero past each sequence's last block."""
-    lengths = np.fromiter((len(s.block_table) for s in sequences), np.int64, len(sequences))
-    packed = np.zeros((len(sequences), int(lengths.max())), np.int64)
-    flat = np.fromiter(chain.from_iterable(s.block_table for s in sequences), np.int64, int(lengths.sum()))
-    packed[np.arange(packed.shape[1]) < lengths[:, None]] = flat
-    return packed

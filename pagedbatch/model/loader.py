@@ -71,7 +71,7 @@ def load_model(
     check_weights(model, trust_remote_code=trust_remote_code)
     register_attention()
     with one_line_errors(f"model {model!r} can't be loaded"), quiet(), without_adapter(source) as arguments:
-        loaded, report = auto_model(whole_config(source, trust_remote_code=trust_remote_code)).from_pretrained(
+        loaded, report = auto_model(is_encoder_decoder=defaults.config.source is not None).from_pretrained(
             **arguments,
             dtype=resolved,
             attn_implementation=ATTENTION_NAME,

@@ -38,7 +38,6 @@ class SourceConfig:
     """What the encoder of an encoder-decoder reads."""
 
     vocab_size: int
-    context: ContextLength
     padding_id: int | None  #: positions don't count this id; None: they count all
 
 
@@ -83,7 +82,7 @@ class ModelConfig:
 
     @classmethod
     def _of_encoder_decoder(cls, config: Any) -> ModelConfig:
-        dtype, context = getattr(config, "dtype", None), context_length(config)
+        dtype = getattr(config, "dtype", None)
         num_layers = getattr(config, "decoder_layers", None) or config.num_decoder_layers
         num_heads = getattr(config, "decoder_attention_heads", None) or config.num_attention_heads
         return cls(
@@ -93,14 +92,13 @@ class ModelConfig:
             num_heads=num_heads,
             num_kv_heads=num_heads,
             head_size=getattr(config, "d_kv", None) or config.hidden_size // num_heads,
-            context=context,
+            context=context_length(config),
             sliding_windows=(None,) * num_layers,
             softcap=None,
             has_sinks=False,
             dtype=dtype if isinstance(dtype, torch.dtype) else None,
             source=SourceConfig(
                 vocab_size=config.vocab_size,
-                context=context,
                 padding_id=config.pad_token_id if config.model_type == "m2m_100" else None,
             ),
         )
@@ -183,11 +181,12 @@ def meta_model(config: Any, error: str) -> Any:
     """
     # The attention that the config asks for may not be installed, and is not used here.
     with one_line_errors(error), quiet(), torch.device("meta"):
-        return auto_model(config).from_config(config, attn_implementation="eager")
+        kind = auto_model(is_encoder_decoder=getattr(config, "is_encoder_decoder", False))
+        return kind.from_config(config, attn_implementation="eager")
 
 
-def auto_model(config: Any) -> Any:
-    """The class of transformers that makes models of this config."""
+def auto_model(*, is_encoder_decoder: bool) -> Any:
+    """The class of transformers that makes such models."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    return AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
+    return AutoModelForSeq2SeqLM if is_encoder_decoder else AutoModelForCausalLM

@@ -10,6 +10,7 @@ import torch
 from pagedbatch_kernels.interface import AttentionBatch
 from torch import Tensor
 
+from pagedbatch.model.block_tables import pack_block_tables
 from pagedbatch.model.transfer import to_device_packed
 from pagedbatch.step import ScheduledSource
 
@@ -50,7 +51,7 @@ def source_batch(
     """
     starts = query_start_loc[[0, *(source.readers.stop for source in sources)]]
     lengths = np.array([source.num_tokens for source in sources])
-    tables = _pack([source.block_table for source in sources])
+    tables = pack_block_tables([source.block_table for source in sources])
     block_tables, seq_lens, start_loc = to_device_packed([tables, lengths, starts], device)
     across = AttentionBatch(
         block_tables=block_tables.view(tables.shape).int(),
@@ -79,7 +80,7 @@ def _encoder_batch(new: list[ScheduledSource], block_size: int, device: torch.de
         [
             np.fromiter(chain.from_iterable(source.token_ids or () for source in new), np.int64, starts[-1]),
             positions,
-            _pack([source.block_table for source in new])[owners, blocks] * block_size + offsets,
+            pack_block_tables([source.block_table for source in new])[owners, blocks] * block_size + offsets,
             scratch_tables[owners, blocks] * block_size + offsets,
             scratch_tables,
             lengths,
@@ -98,11 +99,3 @@ def _encoder_batch(new: list[ScheduledSource], block_size: int, device: torch.de
         causal=False,
     )
     return EncoderBatch(input_ids.unsqueeze(0), position_ids.unsqueeze(0), slots, attention, int(num_blocks.sum()))
-
-
-def _pack(block_tables: list[list[int]]) -> np.ndarray:
-    """Block tables as one array [num_tables, max_blocks], zero past each one's last block."""
-    packed = np.zeros((len(block_tables), max(map(len, block_tables))), np.int64)
-    for row, table in zip(packed, block_tables, strict=True):
-        row[: len(table)] = table
-    return packed

@@ -33,11 +33,11 @@ class Generator:
         self._device = spec["device"]
         self._kwargs = spec["kwargs"]
         self.prompts: list[list[int]] = sorted(json.loads(Path(spec["prompts"]).read_text()), key=len, reverse=True)
-        kind = auto_model(AutoConfig.from_pretrained(spec["model"]))
+        self._has_encoder = bool(AutoConfig.from_pretrained(spec["model"]).is_encoder_decoder)
+        kind = auto_model(is_encoder_decoder=self._has_encoder)
         self._model = kind.from_pretrained(spec["model"], dtype=getattr(torch, spec["dtype"]), use_safetensors=True)
         self._model.to(self._device).eval()
         # No end token, and no defaults of the model: `pagedbatch run` is run without them, too.
-        self._has_encoder = bool(self._model.config.is_encoder_decoder)
         start = getattr(self._model.config, "decoder_start_token_id", None)
         self._model.generation_config = GenerationConfig(pad_token_id=_PAD, decoder_start_token_id=start)
 

@@ -86,7 +86,7 @@ def read_prompts(path: str, count: int) -> list[Prompt]:
         if row.error is not None:
             raise UsageError(row.error)
         try:
-            fields = row.columns
+            fields = row.columns()
         except RowError as error:
             raise UsageError(f"{row.place}: {error}") from None
         prompts.append({name: fields[name] for name in PROMPT_FIELDS if name in fields})
